@@ -11,6 +11,8 @@ CORPUS := runs/corpus
 TEST_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm versitygw
 E2E_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl coredns pause helm versitygw
 SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok kubectl jobset trainer training-operator
+# More than processors: half of a test's time is a wait for real processes.
+WORKERS ?= 3
 # One thread a process: workers, not BLAS, share the cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
@@ -40,7 +42,7 @@ test: .venv/.ready  ## lint, types, contracts, generated files, and all tests
 
 # mypy takes one processor for half a minute on a fresh clone, beside style, bytecode and the first tests.
 tested: style binaries bytecode
-	$(BIN)/python -m pytest -m "not slow" -n 3
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
 
 # On a fresh clone every worker would compile all tests for itself.
 bytecode: style binaries

@@ -213,10 +213,12 @@ class FakeCoordinator:
 
     async def _answer(self, path: str, query: dict[str, str], body: Any) -> Any:
         answer, end = self.answers.get(path, lambda *_: None), time.monotonic() + float(query.get("wait", 0))
+        lost = self.lost
         while True:
             if self.finished is not None and path in _KNOWS_THE_END:
                 raise JobEnded(self.finished)
             found = answer(query, body)
-            if found is not None or time.monotonic() >= end or self._stopping:
+            over = path == "/v1/world" and self.lost != lost  # as the real one, so that workers leave at once
+            if found is not None or time.monotonic() >= end or self._stopping or over:
                 return self.job_report if path == "/v1/report" else found
             await asyncio.sleep(_POLL)

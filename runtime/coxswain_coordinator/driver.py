@@ -71,6 +71,7 @@ class Driver:
         self._end_acks = 0  # services that have received the end
         self._follows = False  # workers of an earlier coordinator's world may still run
         self._garbage: asyncio.Task[None] | None = None  # a collection that runs beside the driver
+        self._uncollected = False  # whether a manifest has come that no collection has seen
         self._planning: asyncio.Task[None] | None = None  # of a balance that may take long
         self._late_plans = LatePlans(state.clock)
         self._advanced: float | None = None  # when the current action began, by time.monotonic()
@@ -305,28 +306,33 @@ class Driver:
         await self._store_call(self._checkpoints.record, step, self._state.history.before(step))
         await self._store_call(self._checkpoints.create, manifest)
         self._state.add_manifest(session, manifest, saving + time.monotonic() - began)
-        if self._garbage is None:
-            self._garbage = asyncio.create_task(self._collect_beside(session))
+        self._uncollected = True
         return True
 
-    async def _collect_beside(self, session: Session) -> None:
+    async def _collect_beside(self) -> None:
         """Deletes what is no longer kept. Steps, plans and stall checks do not wait for thousands of deletions."""
         try:
-            await self._store_call(self._log.check_current, session.record.generation)
-            await self._store_call(self._checkpoints.collect, session.pending.pending_keys)
+            await self._store_call(self._log.check_current, self._state.generation)
+            await self._store_call(self._checkpoints.collect, self._pending_keys)
             await self._store_call(self._collect_placements)
         finally:
             self._state.notifier.notify(Topic.ANY)
+
+    def _pending_keys(self) -> set[str]:
+        """Of what ranks save now, whichever world they are in by then."""
+        return self._state.session.pending.pending_keys() if self._state.session else set()
 
     def _collect_placements(self) -> None:
         """Deletes plans of steps that no world begins with again. Blocking."""
         self._checkpoints.delete(self._log.placements_before(self._checkpoints.resumable // SEGMENT_STEPS))
 
     async def _end_garbage(self, wait: bool) -> None:
-        """Takes a collection that has ended, or waits for it. Raises its error."""
+        """Takes a collection that has ended, or waits for it; begins the next where a manifest has come. Raises its error."""
         if self._garbage is not None and (wait or self._garbage.done()):
             await self._garbage
             self._garbage = None
+        if self._garbage is None and self._uncollected and not wait:
+            self._garbage, self._uncollected = asyncio.create_task(self._collect_beside()), False
 
     async def _record(self, session: Session) -> bool:
         """Stores the lines of closed steps between rare checkpoints.

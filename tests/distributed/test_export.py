@@ -12,7 +12,6 @@ import pytest
 import safetensors.torch
 import tokenizers
 import torch
-import transformers
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -25,9 +24,11 @@ from coxswain_data.tokenizer import open_tokenizer
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.checkpoint.export import Options, export, main
+from coxswain_train.checkpoint.safetensors_out import divided
 from coxswain_train.checkpoint.tokenizer_out import BYTES_EOS, write_tokenizer
 from tests.distributed import training
 from tests.distributed.test_hugging_face import MODEL, TOKENS, our_logits, ours, their_logits
+from tests.lazy import transformers
 
 pytestmark = pytest.mark.timeout(300)  # the first test imports transformers
 TEXT = "Ein Schiff, which 帆 carries <|endoftext|>\n\tno sail."
@@ -141,12 +142,21 @@ def test_the_tokenizer_of_an_export_has_the_ids_of_the_jobs(tmp_path: Path, kind
     assert more.shape[1] <= len(ids) + 4
 
 
-def test_the_end_of_a_text_in_a_unigram_tokenizer_is_found_by_its_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file_bytes", "files"), [(24, [["a", "b"]]), (23, [["a"], ["b"]]), (1, [["a"], ["b"]])])
+def test_tensors_share_a_file_up_to_its_size_exactly(file_bytes: int, files: list[list[str]]) -> None:
+    found = divided({"a": (2, 1), "b": (4,)}, torch.float32, file_bytes)
+    assert [list(file.shapes) for file in found] == files
+
+
+@pytest.mark.parametrize(("eos", "token"), [("", 2), ("a", 1), ("b", None)])
+def test_the_end_of_a_text_in_a_unigram_tokenizer_is_found_by_its_place(
+    tmp_path: Path, eos: str, token: int | None
+) -> None:
     words = [["<unk>", 0.0], ["a", -1.0], ["</s>", 0.0]]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram", "vocab": words}}))
     (tmp_path / "out").mkdir()
-    given = TokenizerConfig(kind="file", uri=(tmp_path / "tokenizer.json").as_uri())
-    assert write_tokenizer(tmp_path / "out", given, 128) == 2
+    given = TokenizerConfig(kind="file", uri=(tmp_path / "tokenizer.json").as_uri(), eos=eos)
+    assert write_tokenizer(tmp_path / "out", given, 128) == token
 
 
 @pytest.mark.parametrize("content", [b"\x0a\x0e\xff", b"[]", b'{"model": {"vocab": 3}}'])

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import safetensors.torch
 import torch
-import transformers
 from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional
@@ -27,6 +26,7 @@ from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.llama import Llama
 from tests.distributed import training
 from tests.distributed.ranks import run_ranks
+from tests.lazy import transformers
 
 MODEL = replace(training.MODEL, norm_epsilon=1e-5, rope_theta=500_000.0)
 TOKENS = torch.randint(0, training.VOCABULARY, (90,), generator=torch.Generator().manual_seed(1))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import transformers
 from torch.optim.lr_scheduler import LRScheduler
 
 from coxswain.config import OptimizerConfig
 from coxswain_train.engine.schedule import learning_rate
+from tests.lazy import transformers
 
 PEAK, WARMUP, STEPS, DECAY, FLOOR = 3e-3, 7, 40, 9, 0.2
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]

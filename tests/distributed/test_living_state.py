@@ -123,6 +123,17 @@ def test_a_change_of_layout_leaves_the_content_as_it_was(copies: bool) -> None:
         assert all(c.copy and content_of(c.copy.boxes()) == content_of(cuts[c.ward or 0].own.boxes()) for c in cuts)
 
 
+def test_weights_that_stay_in_their_box_stay_where_they_are() -> None:
+    job = job_of()
+    finish(first_world(job, steps=2))
+    before = {d: {box: w.data_ptr() for box, w in (live.weights or {}).items()} for d, live in job.workers.items()}
+    source, generation = job.source(SECOND), job.form(SECOND)
+    run_threads(3, go_on, job, generation, source, 2)
+    after = {d: {box: w.data_ptr() for box, w in (live.weights or {}).items()} for d, live in job.workers.items()}
+    same = [(before[d][box], found[box]) for d, found in after.items() for box in found.keys() & before[d].keys()]
+    assert same and all(old == new for old, new in same)
+
+
 # --- worlds that break -----------------------------------------------------------------------------------------------
 
 FIRST = numbered(layout_of(WHOLE, [(1, 1), (1, 3)]))

@@ -21,7 +21,7 @@ from tests.distributed.plans import Plan, random_plan
 from tests.distributed.ranks import RankFailed, run_ranks
 from tests.distributed.reference import Stream
 
-STEPS = 20
+STEPS = 10
 STREAM = Stream(lengths=(1, 2, 3, 7, 16, 29, 41), vocabulary=training.VOCABULARY)
 RATES = [learning_rate(training.OPTIMIZER, step, STEPS) for step in range(STEPS)]
 TIED = replace(training.MODEL, tied_head=True, kv_heads=4)
@@ -39,7 +39,7 @@ Weights = dict[str, np.ndarray]
 
 @functools.cache
 def plain(dtype: torch.dtype, model: ModelConfig = training.MODEL) -> tuple[Weights, list[float]]:
-    """Weights and losses after twenty steps of the plain process."""
+    """Weights and losses after ten steps of the plain process."""
     shapes = {name: tuple(w.shape) for name, w in Llama(model, training.VOCABULARY).weights().items()}
     weights = reference.initial(model, shapes, training.SEED, dtype)
     losses = reference.train(model, weights, STREAM, training.OPTIMIZER, RATES)
@@ -58,7 +58,7 @@ def plans_for(replicas: int, degree: int = 0, idle: tuple[int, ...] = ()) -> lis
 
 
 @pytest.mark.parametrize(("replicas", "degree", "idle"), WORLDS)
-def test_twenty_steps_in_fp64_equal_one_plain_process(replicas: int, degree: int, idle: tuple[int, ...]) -> None:
+def test_ten_steps_in_fp64_equal_one_plain_process(replicas: int, degree: int, idle: tuple[int, ...]) -> None:
     expected, losses = plain(torch.float64)
     results = run_ranks(replicas, training.train, torch.float64, STREAM, plans_for(replicas, degree, idle))
     assert max(difference(weights, expected) for weights, _ in results) <= 1e-12
@@ -66,7 +66,7 @@ def test_twenty_steps_in_fp64_equal_one_plain_process(replicas: int, degree: int
 
 
 @pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 8))])
-def test_twenty_steps_in_fp32_stay_within_rounding_of_the_plain_process(replicas: int) -> None:
+def test_ten_steps_in_fp32_stay_within_rounding_of_the_plain_process(replicas: int) -> None:
     expected, _ = plain(torch.float64)
     results = run_ranks(replicas, training.train, torch.float32, STREAM, plans_for(replicas))
     assert max(difference(weights, expected) for weights, _ in results) <= 3e-5

@@ -412,3 +412,5 @@ def test_a_sidecar_that_is_missing_or_damaged_tears_the_checkpoint(
     with pytest.raises(Refused, match=rf"boxes\.json\.zst {says}") as caught:
         save_load.load(store, saved, {"parameter": owned_rows(0, 2)})
     assert caught.value.reason == "TornCheckpoint"
+    assert saved_rows(store, 2) == saved  # the same content replaces it
+    save_load.load(store, saved, {"parameter": owned_rows(0, 2)})

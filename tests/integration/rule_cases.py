@@ -265,9 +265,17 @@ CASES: list[Case] = [
         "optimizer-floor", "spec.optimizer.minimumRatio", "1", "1.01",
         "minimumRatio may be at most 1; give a share of the peak such as 0.1",
     ),
+    *(
+        _job(
+            f"optimizer-{field}", f"spec.optimizer.{field}", "0.99", "1",
+            f"{field} must be below 1; give a share such as {share}",
+        )
+        for field, share in (("beta1", "0.9"), ("beta2", "0.95"), ("momentum", "0.95"))
+    ),
     _job(
-        "optimizer-momentum", "spec.optimizer.momentum", "0.99", "1",
-        "momentum must be below 1; give a share such as 0.95",
+        "optimizer-epsilon", "spec.optimizer.epsilon", "1e-30", "0",
+        "epsilon must be at least 1e-30: without one, parameters whose gradient is 0 are divided by 0; "
+        "give a small number such as 1e-8",
     ),
     _job(
         "optimizer-decay-steps", "spec.optimizer", {**_OPTIMIZER, "schedule": "WSD", "decaySteps": 5},

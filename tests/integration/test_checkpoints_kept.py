@@ -13,7 +13,6 @@ from coxswain.config import CheckpointConfig, EndpointConfig, JobConfig
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_link.store import Store, open_store
-from tests.local.jobs import Run, job_objects, write_corpus
 from tests.s3server import S3Server
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.test_coordinator_checkpoints import manifest
@@ -120,13 +119,3 @@ def test_a_coordinator_that_is_killed_between_two_deletions_leaves_only_whole_ch
     again.collect_orphans()
     assert assert_sound(store) == KEPT
     assert shards(store) == {"common", "pair-2", "pair-4", "pair-5", *(f"own-{step}" for step in KEPT)}
-
-
-def test_a_run_keeps_the_checkpoints_that_its_policy_keeps(tmp_path):
-    write_corpus(tmp_path / "corpus")
-    checkpoint = {"uri": f"file://{tmp_path}/store", "everySteps": 3, "keepLast": 2, "keepEvery": 6}
-    objects = job_objects(f"file://{tmp_path}/corpus", str(checkpoint["uri"]), trainers=1, stop={"steps": 16})
-    objects[-1]["spec"]["checkpoint"] = checkpoint
-    run = Run(tmp_path, objects)
-    assert run.run() == 0, run.output + run.logs()
-    assert assert_sound(open_store(str(checkpoint["uri"]))) == [6, 12, 15, 16]

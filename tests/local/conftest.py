@@ -20,15 +20,20 @@ def baseline(tmp_path_factory, corpus):
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory, corpus):
-    """Of the same shape as most disturbed runs, so that losses may be compared closely."""
-    return shared_run(tmp_path_factory, "calm", corpus, trainers=2)
+    """Of the same shape as most disturbed runs, so that losses may be compared closely. Its checkpoints have a policy."""
+    return shared_run(tmp_path_factory, "calm", corpus, trainers=2, everySteps=2, keepLast=2, keepEvery=4)
 
 
-def shared_run(factory, name, corpus, trainers) -> Run:
-    """An ended run with its files. Its output stays with the worker that made it."""
+def shared_run(factory, name, corpus, trainers, **checkpoint) -> Run:
+    """An ended run of `cox run --json` with its files; its output is in the folder."""
 
     def objects(folder):
-        return job_objects(corpus, f"file://{folder}/checkpoints", trainers=trainers)
+        found = job_objects(corpus, f"file://{folder}/checkpoints", trainers=trainers)
+        found[-1]["spec"]["checkpoint"] |= checkpoint
+        return found
 
-    folder = shared_folder(factory, name, lambda folder: whole_run(folder, objects(folder)))
+    def make(folder):
+        (folder / "output.jsonl").write_text(whole_run(folder, objects(folder), "--json").output)
+
+    folder = shared_folder(factory, name, make)
     return Run(folder, objects(folder))

@@ -189,10 +189,10 @@ class Run:
         return [json.loads(line) for line in complete if line]
 
 
-def whole_run(folder: Path, objects: list[Object]) -> Run:
+def whole_run(folder: Path, objects: list[Object], *arguments: str) -> Run:
     """A run that nothing disturbs, at its end."""
     run = Run(folder, objects)
-    assert run.run() == 0, run.output + run.logs()
+    assert run.run(*arguments) == 0, run.output + run.logs()
     return run
 
 

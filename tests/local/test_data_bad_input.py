@@ -46,10 +46,11 @@ def test_a_truncated_archive_is_refused_by_its_path(tmp_path, objects, bad):
     assert "upload it again or exclude it with `include`" in said(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        pytest.param("{}", "is not a tokenizer.json of Hugging Face's tokenizers library", marks=pytest.mark.slow),
+        ("{}", "is not a tokenizer.json of Hugging Face's tokenizers library"),
         (None, "tokenizer.json' does not exist"),
     ],
     ids=["broken", "missing"],
@@ -65,6 +66,7 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_by_its_uri(tmp_path, objects
     assert words in said(run)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_below_the_tokenizers_is_refused_with_both_numbers(tmp_path, objects):
     objects[-1]["spec"]["model"]["config"]["vocabulary"] = 200
     run = Run(tmp_path, objects)

@@ -103,14 +103,12 @@ def test_a_corrupt_parquet_file_is_refused_by_its_path(tmp_path, objects):
     assert refused(Run(tmp_path, objects), "torn.parquet") == 1
 
 
-def test_undecodable_samples_beyond_the_limit_are_refused_and_within_it_left_out(tmp_path, objects):
+def test_undecodable_samples_beyond_the_limit_are_refused(tmp_path, objects):
     (tmp_path / "bad").mkdir()
     good = [json.dumps({"text": "some words " * 40}).encode() for _ in range(60)]
     (tmp_path / "bad" / "some.jsonl").write_bytes(b"\n".join([*good, b'{"text": "gr\xfcn"}', b"{not json", b""]))
     objects[1] = source("docs", f"file://{tmp_path}/bad", "Jsonl", "**/*.jsonl", maxRejected=1)
-    assert refused(Run(tmp_path / "strict", objects), "TooManyRejected", "some.jsonl") == 1
-    objects[1]["spec"]["maxRejected"], objects[-1]["spec"]["stop"] = 2, {"steps": 2}
-    assert Run(tmp_path / "lenient", objects).run() == 0
+    assert refused(Run(tmp_path, objects), "TooManyRejected", "some.jsonl") == 1
 
 
 def test_sources_of_one_mix_with_two_tokenizers_are_refused(tmp_path, objects):
@@ -137,6 +135,7 @@ def test_a_sequence_longer_than_all_replicas_hold_is_refused_with_the_numbers(tm
     refused_at_once(Run(tmp_path, objects), "maxSequenceTokens", "5000", "tokensPerReplica")
 
 
+@pytest.mark.slow
 def test_a_job_that_is_active_for_longer_than_it_may_ends_by_the_name_of_its_deadline(tmp_path, objects):
     objects[-1]["spec"] |= {"activeDeadlineSeconds": 5, "stop": {"steps": 5000}}
     run = Run(tmp_path, objects)

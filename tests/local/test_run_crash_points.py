@@ -21,12 +21,14 @@ from tests.local.jobs import (
     Run,
     find_service,
     job_objects,
+    kill_service,
     stop_recovered,
+    wait_until,
 )
 
 pytestmark = pytest.mark.timeout(240)
 
-PODS = 4  # coordinator, loader, two trainers
+PODS = 3  # coordinator, loader, trainer
 
 # The first file of this kind in the run's folder, and the process that is killed then.
 POINTS = {
@@ -40,7 +42,7 @@ POINTS = {
 # Here the world has begun.
 AMID_TRAINING = {"shard", "steps", "manifest"}
 # `test_coordinator_crashes.py` kills at every write in virtual time; here one real process of each kind is enough.
-LONG = {"generation", "placement", "steps", "manifest"}
+QUICK = {"end"}
 
 
 def await_file(run, cox, pattern):
@@ -58,25 +60,49 @@ def counters(run):
     return status["attempt"], status["restarts"]
 
 
-@pytest.mark.parametrize("point", [pytest.param(p, marks=[pytest.mark.slow] * (p in LONG)) for p in POINTS])
-def test_a_process_killed_between_two_writes_costs_no_data_and_leaves_nothing(tmp_path, corpus, calm, point):
+def kill_at(run, cox, point):
+    """SIGKILL at this point; returns what the run had on the machine just before."""
     pattern, service = POINTS[point]
-    steps = STEPS if point == "end" else ENDLESS
-    run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints", stop={"steps": steps}))
-    cox = run.start()
     await_file(run, cox, pattern)
     pid = find_service(cox, SERVICES[service])
     footprint = Footprint.of(run, cox)
     assert pid is not None, f"no {service}"
     os.kill(pid, signal.SIGKILL)
+    return footprint
+
+
+@pytest.mark.parametrize("point", [pytest.param(p, marks=[pytest.mark.slow] * (p not in QUICK)) for p in POINTS])
+def test_a_process_killed_between_two_writes_costs_no_data_and_leaves_nothing(tmp_path, corpus, request, point):
+    steps, trainers, fixture = (STEPS, 1, "baseline") if point == "end" else (ENDLESS, 2, "calm")
+    expected, service = request.getfixturevalue(fixture), POINTS[point][1]
+    objects = job_objects(corpus, f"file://{tmp_path}/checkpoints", trainers=trainers, stop={"steps": steps})
+    run = Run(tmp_path, objects)
+    cox = run.start()
+    footprint = kill_at(run, cox, point)
     generation = 2 if point in AMID_TRAINING and service in NEW_WORLD else 1
     code = run.finish(cox, 150) if point == "end" else stop_recovered(run, cox, generation)
     assert code == 0, run.output + run.logs()
-    assert run.digests()[:STEPS] == calm.digests()
-    assert run.losses()[:STEPS] == calm.losses()
+    assert run.digests()[:STEPS] == expected.digests()
+    assert run.losses()[:STEPS] == expected.losses()
     # A worker and a fork server are replaced within their pod. At the end the coordinator may leave before the kill.
     restarts = {int(service in ("coordinator", "agent")), *([0] if point == "end" else [])}
     assert counters(run) in [(0, {"counted": n, "ignored": 0}) for n in restarts]
+    footprint.assert_gone()
+    note(run.warnings())
+
+
+def test_a_worker_killed_amid_a_checkpoint_and_then_an_agent_cost_no_data_and_leave_nothing(tmp_path, corpus, calm):
+    """The points `shard` here and `agent` of test_run_faults.py, of one run."""
+    run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints", stop={"steps": ENDLESS}))
+    cox = run.start()
+    kill_at(run, cox, "shard")
+    wait_until(lambda: any(line["worldGeneration"] == 2 for line in run.steps().values()), "the next world")
+    footprint = kill_service(run, cox, SERVICES["agent"], after_step=max(run.steps()))
+    assert stop_recovered(run, cox, generation=3) == 0, run.output + run.logs()
+    assert run.digests()[:STEPS] == calm.digests()
+    assert run.losses()[:STEPS] == pytest.approx(calm.losses(), rel=1e-5)
+    assert run.steps()[max(run.steps())]["worldGeneration"] == 3
+    assert counters(run) == (0, {"counted": 1, "ignored": 0})
     footprint.assert_gone()
     note(run.warnings())
 
@@ -95,7 +121,7 @@ class Killed:
 def killed(tmp_path_factory, corpus):
     """Between the steps and the manifest of a checkpoint."""
     folder = tmp_path_factory.mktemp("killed")
-    run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints"))
+    run = Run(folder, job_objects(corpus, f"file://{folder}/checkpoints", trainers=1))
     cox = run.start()
     await_file(run, cox, "checkpoints/steps/before-*")
     footprint = Footprint.of(run, cox)
@@ -115,10 +141,10 @@ def test_a_job_whose_cox_was_killed_is_not_running_and_its_pods_are_gone(killed)
     note("\n".join(killed.said.splitlines()[:2]))
 
 
-def test_cox_killed_between_the_steps_and_the_manifest_of_a_checkpoint_goes_on_with_the_same_command(killed, calm):
+def test_cox_killed_between_the_steps_and_the_manifest_of_a_checkpoint_goes_on_with_the_same_command(killed, baseline):
     run = killed.run
     assert run.run() == 0, run.output + run.logs()
-    assert (run.digests(), run.losses()) == (calm.digests(), calm.losses())
+    assert (run.digests(), run.losses()) == (baseline.digests(), baseline.losses())
     assert counters(run) == (0, {"counted": 0, "ignored": PODS})
     killed.footprint.assert_gone()
     note(run.warnings())

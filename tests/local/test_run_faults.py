@@ -1,6 +1,7 @@
 """SIGKILL of a service amid training. The run goes on with the baseline's digests and leaves nothing.
 
-`test_run_crash_points.py` kills coordinators, workers and fork servers between two writes of a checkpoint.
+`test_run_crash_points.py` kills coordinators, workers and fork servers between two writes of a checkpoint, and an agent
+behind that.
 """
 
 import pytest
@@ -11,9 +12,8 @@ from tests.local.jobs import ENDLESS, NEW_WORLD, SERVICES, STEPS, Run, job_objec
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.mark.parametrize(
-    "service", [*(pytest.param(s, marks=pytest.mark.slow) for s in ("loader", "constructor")), "agent"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("service", ["loader", "constructor", "agent"])
 def test_a_killed_service_costs_no_data_and_leaves_nothing(tmp_path, corpus, calm, service):
     run = Run(tmp_path, job_objects(corpus, f"file://{tmp_path}/checkpoints", stop={"steps": ENDLESS}))
     cox = run.start()

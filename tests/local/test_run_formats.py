@@ -16,6 +16,8 @@ from tests.unit.test_data_tokenbin import write as write_pair
 
 pytestmark = pytest.mark.timeout(240)
 
+UNDECODABLE = (b'{"text": "gr\xfcn"}\n', b"{not json\n")  # lines, within what the source allows
+
 
 def texts(count: int, seed: int) -> list[str]:
     draw = random.Random(seed)
@@ -42,8 +44,8 @@ def token_bin(folder: Path) -> dict[str, object]:
 def packed_lines(folder: Path) -> dict[str, object]:
     for part, pack in enumerate((gzip.compress, zstandard.ZstdCompressor().compress)):
         lines = "".join(json.dumps({"text": t}) + "\n" for t in texts(60, 20 + part))
-        (folder / f"{part}.jsonl.{'zst' if part else 'gz'}").write_bytes(pack(lines.encode()))
-    return source("lines", folder.as_uri(), "Jsonl", "**/*.jsonl.*")
+        (folder / f"{part}.jsonl.{'zst' if part else 'gz'}").write_bytes(pack(lines.encode() + UNDECODABLE[part]))
+    return source("lines", folder.as_uri(), "Jsonl", "**/*.jsonl.*", maxRejected=len(UNDECODABLE))
 
 
 def text_files(folder: Path) -> dict[str, object]:
@@ -52,7 +54,7 @@ def text_files(folder: Path) -> dict[str, object]:
     return source("texts", folder.as_uri(), "Text", "**/*.txt")
 
 
-def test_two_loaders_serve_every_format_as_one_process_reads_it(tmp_path):
+def test_two_loaders_serve_every_format_as_one_process_reads_it_without_what_does_not_decode(tmp_path):
     objects = job_objects("file:///unused", f"file://{tmp_path}/checkpoints", trainers=1, loaders=2)
     sources = []
     for make in (tar, token_bin, text_files, packed_lines):
@@ -65,3 +67,8 @@ def test_two_loaders_serve_every_format_as_one_process_reads_it(tmp_path):
     assert len(run.steps()) == STEPS
     assert all(sum(step["tokens_by_source"].get(name, 0) for step in run.steps().values()) for name in names)
     assert run.digests() == stream_of(run.objects, tmp_path)
+    status = {
+        name: json.loads((run.workdir / f"cluster/DataSource/default/{name}.json").read_text())["status"]
+        for name in names
+    }
+    assert [status[name]["rejected"] for name in names] == [0, 0, 0, len(UNDECODABLE)]

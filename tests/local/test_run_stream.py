@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+from coxswain_link.store import open_store
+from tests.integration.test_checkpoints_kept import assert_sound
 from tests.local.jobs import ENDLESS, STEPS, Footprint, Run, job_objects, wait_for_step
 
 pytestmark = pytest.mark.timeout(240)
@@ -31,6 +33,11 @@ def test_four_replicas_and_three_loaders_train_on_the_stream_of_one_and_one(tmp_
 
 def test_two_replicas_train_on_the_stream_of_one(calm, baseline):
     assert_same(calm, baseline)
+
+
+def test_a_run_keeps_the_checkpoints_that_its_policy_keeps(calm):
+    """The last two, and every fourth."""
+    assert assert_sound(open_store(f"file://{calm.folder}/checkpoints")) == [4, 8, 10, 12]
 
 
 def assert_same(run, baseline):

@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.mutants.driver import Plan, results_of
 from tests.mutants.orders import Result
 from tests.mutants.table import Accepted
+
+if TYPE_CHECKING:
+    from tests.mutants.driver import Plan
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class Report:
 
 
 def report_of(root: Path, plans: list[Plan], accepted: list[Accepted]) -> Report:
+    from tests.mutants.driver import results_of  # it imports cosmic_ray, which tests of reports do not need
+
     results = {}
     for plan in plans:
         found = results_of(plan)

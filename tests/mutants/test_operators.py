@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from tests.mutants.mutation import Change, apply, mutants_of, sample
+from tests.lazy import Lazy
+
+if TYPE_CHECKING:
+    from tests.mutants import mutation
+else:
+    mutation = Lazy("tests.mutants.mutation")  # cosmic_ray
 
 MODULE = "core/sample.py"
 
 
-def changes(source: str, operator: str = "") -> list[Change]:
-    mutants = [mutant for mutant in mutants_of(MODULE, source) if operator in mutant.operator]
-    return [change for mutant in mutants if (change := apply(source, mutant)) is not None]
+def changes(source: str, operator: str = "") -> list[mutation.Change]:
+    mutants = [mutant for mutant in mutation.mutants_of(MODULE, source) if operator in mutant.operator]
+    return [change for mutant in mutants if (change := mutation.apply(source, mutant)) is not None]
 
 
 def after(source: str, operator: str) -> list[str]:
@@ -122,6 +129,7 @@ def test_a_function_that_loses_its_closure_is_imported_again() -> None:
 
 
 def test_a_larger_sample_contains_a_smaller_one_and_is_the_same_each_time() -> None:
-    mutants = mutants_of(MODULE, "x = [1, 2, 3, 4, 5, 6, 7]\n")
-    assert sample(mutants, 9)[:4] == sample(mutants, 4) == sample(mutants_of(MODULE, "x = [1, 2, 3, 4, 5, 6, 7]\n"), 4)
-    assert sorted(sample(mutants, None), key=lambda m: m.key) == sorted(mutants, key=lambda m: m.key)
+    source = "x = [1, 2, 3, 4, 5, 6, 7]\n"
+    mutants, again = (mutation.mutants_of(MODULE, source) for _ in range(2))
+    assert mutation.sample(mutants, 9)[:4] == mutation.sample(mutants, 4) == mutation.sample(again, 4)
+    assert sorted(mutation.sample(mutants, None), key=lambda m: m.key) == sorted(mutants, key=lambda m: m.key)

@@ -328,7 +328,7 @@ async def test_a_worker_that_the_kernel_kills_for_its_memory_is_reported_as_such
         started.oom_kills += 1
         os.kill(victim["pid"], 9)
         [exit_] = await coordinator.seen("/v1/exits")
-        coordinator.publish(world(2))
+        coordinator.lose(1)
         assert await asyncio.wait_for(started.running, 30) == 1
     assert (exit_.rank, exit_.exit_code, exit_.fault.reason) == (0, -9, "OOMKilled")
     assert "raise trainers.template.resources.limits.memory" in exit_.fault.message

@@ -274,6 +274,25 @@ async def test_a_shard_that_a_save_under_way_shares_with_a_dropped_checkpoint_st
         assert lead.keys("shards/") == ["shards/other.safetensors", "shards/same.safetensors"]
 
 
+async def test_a_shard_that_the_next_world_saves_again_while_a_collection_waits_stays(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        lead.save(3, 0, 1, key="same")
+        await lead.until(lambda: lead.state.manifest)
+        await lead.close(3, 4, 5)
+        over = lead.executor.held["collect"] = asyncio.Event()
+        lead.save(6, 0, 1, key="other")
+        await lead.until(lambda: lead.state.manifest.step == 6)
+        lead.leave(-9, 1)
+        lead.arrive()
+        await lead.world(2)
+        lead.save(8, 0, key="same")
+        over.set()
+        await lead.until(lambda: lead.keys("manifests/") == ["manifests/step-0000000006.json"])
+        await asyncio.sleep(1)
+        assert lead.keys("shards/") == ["shards/other.safetensors", "shards/same.safetensors"]
+
+
 async def test_a_save_that_comes_before_its_last_step_is_closed_waits_for_the_digest(tmp_path):
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1)

@@ -1,6 +1,8 @@
 """Layouts, boxes and digests: the values everything else stands on."""
 
 import ast
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -279,21 +281,22 @@ _ROOT = Path(__file__).parents[2]
 _WRITERS = ("operator/coxswain_operator", "runtime/coxswain_coordinator")
 
 
+@cache
 def _nodes() -> list[ast.AST]:
     files = [path for folder in _WRITERS for path in (_ROOT / folder).rglob("*.py")]
     return [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
 
 
-def _strings(node: ast.AST) -> set[str]:
-    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+def _strings(nodes: Iterable[ast.AST]) -> set[str]:
+    return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
 def test_every_reason_of_an_event_is_one_that_something_writes():
-    assert set(EVENT_REASONS) <= {text for node in _nodes() for text in _strings(node)}
+    assert set(EVENT_REASONS) <= _strings(_nodes())
 
 
 def test_every_event_has_a_reason_of_the_list():
     calls = [node for node in _nodes() if isinstance(node, ast.Call) and node.args]
     made = [c for c in calls if ast.unparse(c.func) in ("Event", "self.record_event")]
     assert len(made) > 8
-    assert {text for call in made for text in _strings(call.args[0])} <= set(EVENT_REASONS)
+    assert {text for call in made for text in _strings(ast.walk(call.args[0]))} <= set(EVENT_REASONS)

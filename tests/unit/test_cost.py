@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from coxswain.config import ModelConfig
 from coxswain.cost import constants_for, load_constants, peak_tflops
 from coxswain.cost.constants import SHIPPED, Rates
+from coxswain.cost.error import Error, error_of
 from coxswain.cost.hardware import Tables
 from coxswain.cost.memory import Recompute
 from coxswain.cost.model import CostModel
@@ -110,6 +111,11 @@ def test_recompute_repeats_linear_work_and_full_recompute_attention_and_hops_too
     assert found.tables.attention == ((8, pytest.approx(2 * attention)),)
     assert found.tables.ring == ((4, pytest.approx(attention)),)
     assert found.task_ms == plain.task_ms
+
+
+def test_a_step_without_a_prediction_or_a_time_says_nothing_of_the_error() -> None:
+    assert error_of([(0.0, 1.0), (1.0, 0.0), (1.2, 1.0)]) == Error(pytest.approx(0.2), pytest.approx(0.2), 1)
+    assert error_of([(0.0, 1.0)]) == Error(0.0, 0.0, 0)
 
 
 def test_a_pack_costs_its_sequences_and_one_task() -> None:

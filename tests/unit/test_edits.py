@@ -156,8 +156,8 @@ async def test_an_edit_that_waits_reaches_no_pod_of_the_attempt_and_is_named_unt
     edit(world, kind, manifest, place, value)
     for member in ("coordinator", "loader-0", "trainer-0"):
         world.vanish(world.pod(member))
-        await passes(world)
-        world.run_all()
+    await passes(world)
+    world.run_all()
     assert made_of(world) == before
     validated = world.condition("Validated")
     assert validated["reason"] == UNFIT.get(row, "EditPending")

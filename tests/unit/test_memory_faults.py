@@ -15,7 +15,7 @@ from coxswain.api.resolve import resolve
 from coxswain.api.validate import check
 from coxswain.config import JobConfig, ModelConfig, ParallelConfig
 from coxswain.cost import memory
-from coxswain.cost.memory import Workload, peaks
+from coxswain.cost.memory import StagePlace, Widths, Workload, peaks, stage_peak
 from coxswain.layout import Device, uniform_layout
 from coxswain.models import parameter_specs
 from tests.api_samples import sample
@@ -61,6 +61,27 @@ def test_a_refusal_names_the_bytes_their_parts_and_the_limit() -> None:
     assert total == pytest.approx(sum(parts), abs=0.3)
     assert total > 78
     assert parts[:3] == pytest.approx([12.1, 24.1, 9.0], abs=0.1)  # 6.5 G parameters: 2, 4 and 12 / 8 bytes of each
+
+
+WIDTHS = Widths(hidden=8, query=8, key=4, inner=16, heads=2, rows=64)
+
+
+def test_every_stage_but_the_first_keeps_its_input_of_each_graph_in_flight() -> None:
+    first, second = (
+        stage_peak(40, WIDTHS, StagePlace(2, place, 3), 4, Workload(2, 100)).activations for place in (True, False)
+    )
+    assert second - first == 3 * 100 * 2 * 8
+
+
+@pytest.mark.parametrize(
+    ("replicas", "ward", "size"),
+    [(1, 0, 0), (1, 20, 4 * 20), (4, 0, 4 * 10 + memory.BUCKETS), (4, 20, 4 * (10 + 5) + memory.BUCKETS)],
+)
+def test_a_reduction_takes_the_owned_gradient_and_the_wards_and_buckets_where_there_are_peers(
+    replicas: int, ward: int, size: int
+) -> None:
+    work = Workload(2, 100, copies=ward > 0)
+    assert stage_peak(40, WIDTHS, StagePlace(2, True, 1), replicas, work, ward).reduction == size
 
 
 CHANGES = re.compile(r"(recompute|offload|tensor|pipeline): (\w+)|hybridData\.tokensPerReplica at most (\d+)")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from coxswain_operator.controller import Controller
-from coxswain_operator.reconcile.actions import Delete
+from coxswain_operator.reconcile import reconcile
+from coxswain_operator.reconcile.actions import Delete, RequeueAt
+from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import (
     NAMESPACE,
     FakeCluster,
     report_text,
 )
+from tests.unit.reconcile_scenes import GANG, NOW, TRAINER, Scene, condition
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB, passes, running
 
 FATAL = {"name": "fatal", "action": "Fail", "onExitCodes": {"operator": "In", "values": [9]}}
@@ -155,6 +160,14 @@ async def test_the_deadline_ends_a_job_in_its_last_second(limit: int, state: str
     assert world.state == state
 
 
+async def test_a_job_that_has_completed_is_not_failed_by_a_deadline_that_has_passed_since() -> None:
+    world = await running(activeDeadlineSeconds=100)
+    world.end(world.pod("coordinator") or {}, 0, report_text("Completed", step=100))
+    world.tick(1000)
+    await passes(world, 1)
+    assert world.state == "Completed"
+
+
 @pytest.mark.parametrize(("seconds", "deleted"), [(14, 0), (15, 3)])
 async def test_pods_of_a_completed_job_get_fifteen_seconds(seconds: int, deleted: int) -> None:
     world = await running()
@@ -172,3 +185,28 @@ async def test_a_finished_job_is_deleted_when_its_time_to_live_is_over(seconds: 
     world.tick(seconds)
     await one_pass(world)
     assert (("TrainingJob", "demo") in world.objects) is exists
+
+
+def over(state: str, status: str) -> Manifest:
+    return {"conditions": [condition("Succeeded", status, reason=state)], "completionTime": stamp(NOW)}
+
+
+@pytest.mark.parametrize(("state", "status", "deleted"), [("Failed", "False", 4), ("Completed", "True", 0)])
+def test_of_ended_jobs_only_one_that_is_completed_gives_its_pods_time_to_leave(
+    state: str, status: str, deleted: int
+) -> None:
+    assert len(Scene(GANG, status=over(state, status)).decide().of(Delete)) == deleted
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["ended", "deleted"])
+def test_pods_on_lost_nodes_are_deleted_by_force_behind_the_end_and_the_deletion_of_a_job(deleted: bool) -> None:
+    lost = replace(TRAINER, node="n", deleting=True, node_conditions=frozenset({("Ready", "Unknown")}))
+    observed = Scene((lost,), status={} if deleted else over("Completed", "True")).observed
+    observed.job["metadata"] |= {"deletionTimestamp": stamp(NOW)} if deleted else {}
+    (forced,) = reconcile(observed, NOW).of(Delete)
+    assert (forced.name, forced.force) == (lost.name, True)
+
+
+def test_a_finished_job_is_looked_at_again_when_its_time_to_live_is_over() -> None:
+    scene = Scene((), spec={"ttlSecondsAfterFinished": 100}, status=over("Completed", "True"))
+    assert RequeueAt(NOW + 100) in scene.decide().of(RequeueAt)

@@ -24,7 +24,7 @@ from coxswain_operator.reconcile.spec import Rule
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import Event, PodView
 from tests.unit.fake_cluster import report, report_text
-from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, ended
+from tests.unit.reconcile_scenes import COORDINATOR, GANG, NOW, TRAINER, Scene, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 
@@ -318,3 +318,19 @@ async def test_a_pod_that_does_not_start_in_time_is_replaced_and_counted() -> No
     await passes(world)
     assert world.pod("trainer-1")["metadata"]["name"] == "demo-trainer-1-2"
     assert world.job["status"]["restarts"] == {"counted": 1, "ignored": 1}
+
+
+def test_the_restart_beyond_the_limit_is_named_by_the_loss_that_counts() -> None:
+    """A loader has vanished too, which is never counted."""
+    pods, seen = (COORDINATOR, GANG[2], ended(1)), "coordinator,loader:0,trainer:0-1"
+    scene = Scene(pods, seen=seen, spec={"failurePolicy": {"maxRestarts": 0}})
+    found = find_fatal(scene.context(), counting=True)
+    assert found is not None and found.message.startswith("trainer-1: exit code 1")
+
+
+@pytest.mark.parametrize("pod", [replace(TRAINER, deleting=True), None], ids=["deleted", "vanished"])
+def test_a_pod_that_is_deleted_or_gone_matches_a_rule_of_disruptions_without_the_condition(pod: PodView | None) -> None:
+    rule = {"name": "gone", "action": "Fail", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    pods = (*GANG[:3], *([pod] if pod else []))
+    scene = Scene(pods, seen="trainer:1", spec={"failurePolicy": {"rules": [rule]}})
+    assert [verdict.rule for verdict in verdicts(scene.context())] == ["gone"]

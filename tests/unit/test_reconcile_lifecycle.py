@@ -11,9 +11,12 @@ from coxswain.names import CONDITIONS
 from coxswain.wire import JobEvent
 from coxswain_operator.children.job_token import TokenKeys
 from coxswain_operator.controller import Controller
+from coxswain_operator.reconcile.actions import WriteStatus
+from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.single_job import run_job
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, report_text, training_job
+from tests.unit.reconcile_scenes import COORDINATOR, GANG, Scene, ended
 
 
 async def passes(world: FakeCluster, count: int = 4) -> None:
@@ -59,6 +62,13 @@ async def test_a_coordinator_is_judged_by_its_container_and_not_by_its_pod(code:
     coordinator["status"]["phase"] = "Running"
     await passes(world)
     assert world.state == state
+
+
+async def test_a_coordinator_that_has_left_is_judged_by_its_last_report_and_not_by_the_one_polled_before() -> None:
+    left = ended(0, COORDINATOR, message=report_text("Completed", step=100))
+    decision = Scene((left, *GANG[1:]), report("Running", 99, checkpoint_step=90)).decide()
+    (write,) = decision.of(WriteStatus)
+    assert read_status({"status": write.status}).state == "Completed"
 
 
 async def test_a_gang_is_protected_from_drains_once_it_is_whole() -> None:

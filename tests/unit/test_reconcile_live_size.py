@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coxswain.wire import SizeReply
+from coxswain_operator.children.configuration import JOB
 from coxswain_operator.reconcile import live_size
 from coxswain_operator.reconcile.actions import RequeueAt, Sizing, WriteStatus
 from coxswain_operator.views import Event, Manifest
 from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, live, member_of, report, training_job
 from tests.unit.reconcile_scenes import GANG, NOW, Scene, ended
+from tests.unit.test_reconcile_attempt import config_map
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB, passes, running
 from tests.unit.test_reconcile_properties import Watched
 from tests.unit.test_reconcile_resize import leave, scale, trainers
@@ -210,6 +213,20 @@ async def test_a_job_that_trains_with_the_trainers_that_are_left_is_degraded_and
     assert {m: uids(cluster)[m] for m in before if m != "trainer-3"} == {
         m: u for m, u in before.items() if m != "trainer-3"
     }
+
+
+async def test_pods_that_are_all_replaced_at_once_read_the_number_that_the_job_has_by_then() -> None:
+    cluster, _ = await live_world()
+    scale(cluster, 4)
+    await passes(cluster, 2)
+    cluster.run_all()
+    await passes(cluster)
+    assert size_of(cluster)["configured"] == 2
+    for pod in list(cluster.pods()):
+        cluster.vanish(pod)
+    await passes(cluster)
+    assert size_of(cluster) == {"ready": 0, "desired": 4, "asked": 4}
+    assert json.loads(cluster.objects["ConfigMap", config_map(cluster)]["data"][JOB])["trainers"] == 4
 
 
 async def test_the_budget_of_disruptions_follows_the_number_of_trainers() -> None:

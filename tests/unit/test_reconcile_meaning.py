@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.reconcile.gang import PINNED
+from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, manifest, report, report_text, training_job
-from tests.unit.reconcile_scenes import COORDINATOR, GANG, LOADER, TRAINER, Scene, condition
+from tests.unit.reconcile_scenes import COORDINATOR, GANG, LOADER, NOW, TRAINER, Scene, condition
 from tests.unit.test_reconcile_lifecycle import begin, passes, running
 from tests.unit.test_reconcile_resize import leave, running_scalable, scale
 
@@ -176,6 +178,36 @@ def test_a_pod_that_no_node_takes_is_the_state_of_a_job_that_waits_for_it(
 def test_a_pod_that_a_queue_holds_back_is_queued_whatever_others_wait_for() -> None:
     gated = replace(LOADER, phase="Pending", ready=False, unscheduled_reason="SchedulingGated")
     assert Scene((COORDINATOR, gated, NOWHERE)).context().state_of_gang == "Queued"
+
+
+@pytest.mark.parametrize(("placed", "state"), [(0, "Queued"), (1, "Unschedulable")])
+def test_a_gang_of_which_the_scheduler_has_placed_no_pod_is_queued(placed: int, state: str) -> None:
+    """A scheduler of whole gangs, as one with groups is: a pod with a node shows that it has begun."""
+    nodes = tuple(replace(p, phase="Pending", ready=False, node="n") for p in GANG[:placed])
+    observed = Scene((*nodes, NOWHERE)).observed
+    assert build_context(observed, NOW, Settings(gang_backend="Volcano")).state_of_gang == state
+
+
+@pytest.mark.parametrize(
+    ("before", "ready", "said", "state"),
+    [
+        ("Running", True, None, "Running"),  # a single missed answer
+        ("Running", False, None, "Restarting"),
+        ("Running", True, "Failed", "Running"),  # its end is judged once it has left
+        ("Queued", True, None, "Restarting"),  # its pods have started since
+        ("", True, None, "Restarting"),
+    ],
+)
+def test_a_job_keeps_its_state_while_its_coordinator_misses_an_answer_or_is_about_to_go(
+    before: str, ready: bool, said: str | None, state: str
+) -> None:
+    known = [condition("Succeeded", "Unknown", reason=before)] if before else []
+    scene = Scene(
+        (replace(COORDINATOR, ready=ready), *GANG[1:]),
+        report(said) if said else None,
+        status={"conditions": known, "progress": TRAINED},
+    )
+    assert scene.context().state_of_gang == state
 
 
 async def test_a_job_without_room_shows_the_schedulers_own_words_until_there_is_room() -> None:

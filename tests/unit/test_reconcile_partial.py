@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coxswain_operator.children.scheduling import POD_GROUP
+from coxswain_operator.children.scheduling import DELETABLE, POD_GROUP
 from coxswain_operator.children.workload import in_version
 from coxswain_operator.kubernetes.workloads import admission_view
 from coxswain_operator.reconcile import queueing
@@ -94,6 +94,7 @@ async def test_as_many_trainers_are_created_as_kueue_admits_and_the_job_trains_w
         str(2 + admitted)
     }
     assert {p["metadata"]["labels"][POD_GROUP] for p in world.pods()} == {world.workload["metadata"]["name"]}
+    assert all(p["metadata"]["annotations"][DELETABLE] == "true" for p in world.pods())
     assert [e.message for e in world.events if e.reason == "Scaled"] == [
         f"the queue admits {admitted} of 3 trainers; the next start asks for all of them again"
     ] * (admitted < 3)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace as changed
 
 from coxswain.api.datasource import DataSourceStatus
 from coxswain.api.trainingjob import Checkpoint, FailurePolicy, OnCondition, TrainingJobSpec
 from coxswain.api.trainingjob_status import TrainingJobStatus
-from coxswain.wire import JobReport, PredictedLayout, SourceReport, StragglerReport, StrategyReport
+from coxswain.wire import Fault, JobReport, PredictedLayout, SourceReport, StragglerReport, StrategyReport
 from coxswain_operator.reconcile import attempts, incarnations, progress, sources
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
 from coxswain_operator.reconcile.result import Termination
@@ -30,7 +31,7 @@ from coxswain_operator.reconcile.status import (
 from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.views import Manifest, PodView
 from tests.unit.fake_cluster import report
-from tests.unit.reconcile_scenes import COORDINATOR, GANG, NOW, TRAINER, Scene, condition
+from tests.unit.reconcile_scenes import COORDINATOR, GANG, NOW, TRAINER, Scene, condition, ended
 
 NEVER, AT_ONCE = float("inf"), 0.0
 RUNNING = Condition(type="Succeeded", status="Unknown", reason="Running")
@@ -331,3 +332,45 @@ def test_measured_times_of_steps_alone_are_no_reason_to_write_the_status_at_once
         progress.apply_report(WRITTEN, report("Running", 1, strategy=CHOSEN, step_seconds=s)) for s in (0.5, 0.6)
     )
     assert AT_ONCE < due_at(first, second, NOW) < NEVER
+
+
+LONG, HUGE = "x" * 5000, 1e300
+ENDLESSLY_SLOW = StragglerReport("trainer-1", 0, "n", HUGE, 7, 1000.0, "Node", LONG)
+WEIGHED = PredictedLayout(LONG, HUGE)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"layout_summary": LONG},
+        {"loss": HUGE, "evaluation_loss": -HUGE, "step_seconds": HUGE},
+        {"loss": float("nan"), "tokens_per_second": float("inf")},
+        {"tokens_per_second": HUGE, "idle_fraction": HUGE, "eta_seconds": 10**30},
+        {"strategy": StrategyReport(WEIGHED, (WEIGHED,) * 8)},
+        {"stragglers": (ENDLESSLY_SLOW,) * 9},
+        {"waiting_for": LONG, "slow": LONG},
+        {"fault": Fault(LONG, LONG)},
+        {"fault": Fault("", "")},
+    ],
+    ids=", ".join,
+)
+def test_whatever_a_report_says_the_server_takes_the_status(said: dict[str, Any]) -> None:
+    (write,) = Scene(GANG, report("Running", 10, **said)).decide().of(WriteStatus)
+    TrainingJobStatus.model_validate(write.status)
+    assert write.status["progress"]["step"] == 10
+
+
+@pytest.mark.parametrize("said", ["", LONG])
+def test_whatever_a_worker_writes_as_its_fault_the_server_takes_the_status(said: str) -> None:
+    text = msgspec.json.encode(Fault(said, said)).decode()
+    (write,) = Scene((*GANG[:3], ended(2, message=text))).decide().of(WriteStatus)
+    TrainingJobStatus.model_validate(write.status)
+    assert read_status({"status": write.status}).state == "Failed"
+
+
+@pytest.mark.parametrize(("delayed", "delay"), [(False, 0), (True, 8)])
+def test_of_restarts_of_all_pods_only_one_for_a_failure_waits_for_the_back_off(delayed: bool, delay: int) -> None:
+    failing = Incarnation(name=incarnations.ALL_MEMBERS, number=3, since=stamp(NOW - 10), delay_seconds=4)
+    status = JobStatus(seen="coordinator", incarnations=(failing,))
+    (common,) = incarnations.renew_all(status, NOW, delayed).incarnations
+    assert (common.number, common.delay_seconds) == (4, delay)

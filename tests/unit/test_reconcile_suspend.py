@@ -6,13 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
-from coxswain.names import ANNOTATION_STOP_AT
+from coxswain.names import ANNOTATION_RETRY, ANNOTATION_STOP_AT
 from coxswain_operator.reconcile import suspend
-from coxswain_operator.reconcile.actions import CheckpointAndStop, Delete, RequeueAt
+from coxswain_operator.reconcile.actions import CheckpointAndStop, Decision, Delete, RequeueAt, WriteStatus
+from coxswain_operator.reconcile.status import JobStatus, read_status
+from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import PodView
 from tests.unit.fake_cluster import FakeCluster, report, report_text
-from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
+from tests.unit.reconcile_scenes import COORDINATOR, GANG, NOW, TRAINER, Scene, condition, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 
@@ -105,6 +108,15 @@ def test_a_stop_at_a_step_suspends_once_that_step_is_saved_and_the_coordinator_h
 def test_only_a_coordinator_that_answers_is_asked_to_stop_at_a_step(answers: bool) -> None:
     scene = Scene((COORDINATOR,), report("Running", 10) if answers else None, annotations={ANNOTATION_STOP_AT: "20"})
     assert suspend.calls(scene.context()) == ((CheckpointAndStop("stop at step 20", 20),) if answers else ())
+
+
+@pytest.mark.parametrize("digits", [15, 16, 25, 5000])
+def test_a_stop_at_a_step_that_no_run_reaches_stops_nothing_and_disturbs_no_pass(digits: int) -> None:
+    """Annotations have no schema: any text may stand there."""
+    scene = Scene(GANG, report("Running", 10), annotations={ANNOTATION_STOP_AT: "9" * digits})
+    decision = scene.decide()
+    assert [call for call in decision.of(CheckpointAndStop) if call.at_step > 2**53] == []
+    assert decision.of(Delete) == ()
 
 
 async def test_a_suspended_job_has_no_pods_and_says_what_is_saved() -> None:
@@ -216,3 +228,39 @@ async def test_a_raised_stop_goes_on_where_the_old_one_ended() -> None:
     world.report_now = report("Running", 101, steps=200)
     await passes(world)
     assert (world.state, world.job["status"]["restarts"]["counted"]) == ("Running", 0)
+
+
+async def test_data_that_are_exhausted_end_a_job_whose_stop_was_raised_meanwhile() -> None:
+    world = await running()
+    world.edit("TrainingJob", "demo", stop={"steps": 200})
+    await passes(world)
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, reason="DataExhausted"))
+    await passes(world)
+    assert world.state == "Completed"
+
+
+HELD = {"gang": {"releases": 3, "until": stamp(NOW + 500)}}
+
+
+def written(decision: Decision) -> JobStatus:
+    (write,) = decision.of(WriteStatus)
+    return read_status({"status": write.status})
+
+
+def test_a_suspended_job_forgets_that_it_was_half_placed() -> None:
+    """What was released long ago does not hold the pods of the resumption back."""
+    assert written(Scene((), spec={"suspend": True}, status=HELD).decide()).gang is UNSET
+
+
+def test_a_retried_job_forgets_that_it_was_half_placed() -> None:
+    failed = {**HELD, "conditions": [condition("Succeeded", "False", reason="Failed")], "completionTime": stamp(NOW)}
+    assert written(Scene((), status=failed, annotations={ANNOTATION_RETRY: "1"}).decide()).gang is UNSET
+
+
+def test_a_change_of_size_comes_before_a_stop_at_a_later_step() -> None:
+    known = [condition("Succeeded", "Unknown", reason="Running"), condition("Progressing", "True")]
+    scene = Scene(
+        GANG, report("Running", 10), annotations={ANNOTATION_STOP_AT: "90"},
+        spec={"trainers": {"count": 3, "minCount": 1, "maxCount": 8}}, status={"conditions": known},
+    )  # fmt: skip
+    assert scene.decide().of(CheckpointAndStop) == (CheckpointAndStop("scaled to 3 trainers"),)

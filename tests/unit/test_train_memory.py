@@ -137,6 +137,15 @@ def test_a_tensor_that_changes_between_two_savings_goes_twice() -> None:
     assert (first.grad.tolist(), second.grad.tolist()) == ([2.0] * 3, [3.0] * 3)
 
 
+def test_two_parts_of_one_tensor_go_each_with_its_own_values() -> None:
+    weights = [torch.full((3,), value, requires_grad=True) for value in (5.0, 7.0)]
+    with Offloader(1.0, frozenset(), HostCopies()).layer(1):
+        parts = (torch.arange(6.0, requires_grad=True) * 1.0).chunk(2)
+        total = torch.stack([(part * weight).sum() for part, weight in zip(parts, weights, strict=True)]).sum()
+    total.backward()
+    assert [w.grad.tolist() for w in weights if w.grad is not None] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
 def test_a_layer_that_attends_twice_gets_each_result_back_in_its_place() -> None:
     def layer(x: Tensor, _: Rotary, attend: AttentionFn) -> Tensor:
         heads = x.unflatten(1, (2, 4)).transpose(0, 1)

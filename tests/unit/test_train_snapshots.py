@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ class SideStream:
     done: list[str] = field(default_factory=list)
     buffers: int = 0
     through: threading.Event = field(default_factory=threading.Event)
+    writer: queue.Queue[str] = field(default_factory=queue.Queue)  # what it does, in order
 
     def buffer(self, like: Tensor) -> Tensor:
         self.buffers += 1
@@ -40,6 +42,7 @@ class SideStream:
         self._finish()
 
     def synchronize(self) -> None:
+        self.writer.put("waits")
         assert self.through.wait(10)
 
     def _finish(self) -> None:
@@ -64,12 +67,12 @@ def test_the_state_may_change_once_it_is_copied_and_what_is_written_is_the_copy(
 
 
 def test_a_writer_reads_the_buffers_only_after_the_copy(tmp_path: Path) -> None:
-    side, written = SideStream(), threading.Event()
+    side = SideStream()
     saver = save_load.Saver(open_store(f"file://{tmp_path}", create=True), PinnedSnapshots(side))
-    saver.begin({"parameter": {BOX: torch.ones(3)}}, lambda *_: written.set())
-    assert not written.is_set()
+    saver.begin({"parameter": {BOX: torch.ones(3)}}, lambda *_: side.writer.put("has written"))
+    assert side.writer.get(timeout=10) == "waits"
     saver.settle()
-    assert written.wait(10)
+    assert side.writer.get(timeout=10) == "has written"
     saver.wait()
 
 

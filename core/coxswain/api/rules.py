@@ -215,9 +215,17 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         "optimizer-floor", (f"{_JOB}.optimizer",), "double(self.minimumRatio) <= 1.0",
         "minimumRatio may be at most 1", "give a share of the peak such as 0.1", field=".minimumRatio",
     ),
+    *(
+        Rule(
+            f"optimizer-{field}", (f"{_JOB}.optimizer",), f"double(self.{field}) < 1.0",
+            f"{field} must be below 1", f"give a share such as {share}", field=f".{field}",
+        )
+        for field, share in (("beta1", "0.9"), ("beta2", "0.95"), ("momentum", "0.95"))
+    ),
     Rule(
-        "optimizer-momentum", (f"{_JOB}.optimizer",), "double(self.momentum) < 1.0",
-        "momentum must be below 1", "give a share such as 0.95", field=".momentum",
+        "optimizer-epsilon", (f"{_JOB}.optimizer",), "double(self.epsilon) >= 1e-30",
+        "epsilon must be at least 1e-30: without one, parameters whose gradient is 0 are divided by 0",
+        "give a small number such as 1e-8", field=".epsilon",
     ),
     Rule(
         "optimizer-decay-steps", (f"{_JOB}.optimizer",), "has(self.decaySteps) == (self.schedule == 'WSD')",

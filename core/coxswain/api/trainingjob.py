@@ -167,13 +167,13 @@ class Optimizer(Model):
     decay_steps: Steps | None = None
     """Steps over which WSD falls. Needed with WSD, empty with the others."""
     beta1: Decimal = "0.9"
-    """Decay of the first moment."""
+    """Decay of the first moment, below 1."""
     beta2: Decimal = "0.95"
-    """Decay of the second moment."""
+    """Decay of the second moment, below 1."""
     momentum: Decimal = "0.95"
     """Of Muon's matrices, below 1."""
     epsilon: Decimal = "1e-8"
-    """Added to the denominator of the update."""
+    """Added to the denominator of the update, at least 1e-30."""
     groups: Annotated[list[ParameterGroup], Field(max_length=16, json_schema_extra=ATOMIC)] = Field(
         default_factory=list
     )
@@ -436,7 +436,7 @@ class TrainingJobSpec(Model):
     tracking: Annotated[Tracking | None, Effect.NEXT_ATTEMPT] = None
     """Experiment trackers. Empty: none; steps are in steps.jsonl and in the metrics anyhow."""
     stragglers: Annotated[Stragglers, Effect.NEXT_ATTEMPT] = Stragglers()
-    """What is to happen to slow devices. This release refuses all but the defaults."""
+    """What is to happen to slow devices."""
     recovery: Annotated[Recovery, Effect.NEXT_ATTEMPT] = Recovery()
     """What is kept to go on after a loss."""
     failure_policy: Annotated[FailurePolicy, Effect.AT_ONCE] = FailurePolicy()

@@ -238,5 +238,5 @@ def _loss_transient(widths: Widths, work: Workload) -> int:
 def _layer_transient(widths: Widths, work: Workload) -> int:
     """The layer whose backward begins: what was recomputed, the first gradients, and that of a matrix."""
     again = layer_bytes(widths, work) - work.element * widths.hidden if work.recompute != "None" else 0
-    gradients = work.element * (2 * widths.hidden + widths.inner) + max(work.element, MASTER) * widths.normed
+    gradients = work.element * (2 * widths.hidden + widths.inner)
     return work.tokens * (again + gradients) + work.element * widths.hidden * widths.inner

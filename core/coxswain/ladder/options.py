@@ -50,7 +50,7 @@ def without_lost(costs: Costs, current: Layout, speeds: Speeds, form: float = FO
     if not left or not all(_fits(now, replica, len(left)) for replica in left):
         return None
     draft = data_only(now, draft_of(now, Layout(left)))
-    return _option(now, draft_of(now, current), "Groups", draft, form) if draft else None
+    return None if draft is None else _option(now, draft_of(now, current), "Groups", draft, form)
 
 
 def _fits(costs: Costs, replica: Replica, replicas: int) -> bool:

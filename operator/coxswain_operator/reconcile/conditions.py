@@ -28,7 +28,7 @@ def _condition(ctx: Context, type_: str, facts: _Facts) -> Condition:
     old = ctx.status.condition(type_)
     since = old.last_transition_time if old and old.status == status else stamp(ctx.now)
     return Condition(
-        type=type_, status=status, reason=reason, message=message[:1024],
+        type=type_, status=status, reason=(reason or "Unknown")[:128], message=message[:1024],
         last_transition_time=since, observed_generation=generation(ctx.observed.job),
     )  # fmt: skip
 

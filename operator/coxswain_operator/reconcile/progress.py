@@ -1,4 +1,7 @@
-"""How far the job is, from the coordinator's report into the status: decimals as strings."""
+"""How far the job is, from the coordinator's report into the status: decimals as strings.
+
+What the server does not take is shortened: a status that is refused stops every pass over the job.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from coxswain import wire
+from coxswain.api.common import MAX_INTEGER
 from coxswain.names import LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport, StrategyReport
 from coxswain_operator.reconcile.context import Context
@@ -21,6 +25,7 @@ from coxswain_operator.reconcile.status import (
 from coxswain_operator.reconcile.times import stamp
 
 MAX_STRAGGLERS = 5  # in the status; all are in the coordinator's metrics
+MAX_TEXT = 1024  # characters
 
 
 def apply_report(status: JobStatus, report: JobReport | None) -> JobStatus:
@@ -34,7 +39,7 @@ def apply_report(status: JobStatus, report: JobReport | None) -> JobStatus:
         )
     layout = status.layout
     if report.layout_hash:
-        layout = LayoutStatus(hash=report.layout_hash, summary=report.layout_summary)
+        layout = LayoutStatus(hash=report.layout_hash, summary=report.layout_summary[:MAX_TEXT])
     return replace(
         status,
         progress=_progress(report, status.progress),
@@ -51,11 +56,11 @@ def _straggler(found: wire.StragglerReport) -> Straggler:
         trainer=found.trainer,
         device=found.device,
         node=found.node,
-        slowdown=f"{found.slowdown:.2f}",
+        slowdown=_decimal(found.slowdown, 2),
         since=stamp(found.since),
         since_step=found.since_step,
         cause=found.cause,
-        action=found.action[:1024],
+        action=found.action[:MAX_TEXT],
     )
 
 
@@ -66,13 +71,15 @@ def _progress(report: JobReport, before: Progress | None) -> Progress:
     return Progress(
         step=step,
         steps=report.steps,
-        percent=f"{100 * share:.1f}",
+        percent=_decimal(100 * share, 1),
         tokens=str(report.tokens),
-        loss=None if report.loss is None else _decimal(report.loss),
+        loss=None if report.loss is None else _decimal(report.loss, 4),
         evaluation_loss=_evaluation_loss(report, before),
-        tokens_per_second=f"{report.tokens_per_second:.0f}" if known or before is None else before.tokens_per_second,
-        idle_percent=f"{100 * report.idle_fraction:.1f}",
-        eta_seconds=max(0, report.eta_seconds),
+        tokens_per_second=_decimal(report.tokens_per_second, 0)
+        if known or before is None
+        else before.tokens_per_second,
+        idle_percent=_decimal(100 * report.idle_fraction, 1),
+        eta_seconds=min(max(0, report.eta_seconds), MAX_INTEGER),
         step_seconds=_step_seconds(report, before),
     )
 
@@ -81,7 +88,7 @@ def _step_seconds(report: JobReport, before: Progress | None) -> str | None:
     """Stays as it was while a new coordinator has seen no step."""
     if not report.step_seconds:
         return before.step_seconds if before else None
-    return f"{report.step_seconds:.3f}"
+    return _decimal(report.step_seconds, 3)
 
 
 def _strategy(report: StrategyReport | None) -> StrategyStatus | UnsetType:
@@ -97,19 +104,19 @@ def _strategy(report: StrategyReport | None) -> StrategyStatus | UnsetType:
 
 
 def _predicted(layout: wire.PredictedLayout) -> PredictedLayout:
-    return PredictedLayout(layout=layout.summary, predicted_step_seconds=f"{layout.seconds:.3f}")
+    return PredictedLayout(layout=layout.summary[:MAX_TEXT], predicted_step_seconds=_decimal(layout.seconds, 3))
+
+
+def _decimal(value: float, digits: int) -> str:
+    """With so many digits behind the point; of a loss that diverges a power of ten."""
+    return f"{value:.{digits}f}" if abs(value) < 1e16 else f"{value:.{digits}e}"
 
 
 def _evaluation_loss(report: JobReport, before: Progress | None) -> str | None:
     """Stays as it was while a new coordinator has seen no evaluation."""
     if report.evaluation_loss is None:
         return before.evaluation_loss if before else None
-    return _decimal(report.evaluation_loss)
-
-
-def _decimal(value: float) -> str:
-    """Of at most 32 characters, as the API takes them: a loss that grows without end must not stop the operator."""
-    return f"{value:.4f}" if abs(value) < 1e16 else f"{value:.4e}"
+    return _decimal(report.evaluation_loss, 4)
 
 
 def count_pods(status: JobStatus, ctx: Context) -> JobStatus:

@@ -178,13 +178,24 @@ class Engine:
         change.run(old, Update(self._optimizer_config, rate, self._matrices))
         self.optimizer.state = self.live.own
         before, now = (list(all_holdings(self._specs, o, self._config.layers)) for o in (source.layout, self._layout))
-        if change.spread(before, now, self._weights()):
+        if change.spread(before, now, self._without_values(change.weights)):
             self.model.leave_out_empty_rows()
             self.live.spread(self._weights())
         else:
             self._spread()
         self.moved = change.moved
         return self.live.unreported
+
+    def _without_values(self, held: Mapping[Box, torch.Tensor]) -> dict[Box, torch.Tensor]:
+        """Room for weights that the model before did not hold in the same boxes. The others are its tensors from now on: nothing
+        is copied. A model of the user's own may have views of its parameters, so it keeps them."""
+        if self._config.custom is not None:
+            return self._weights()
+        parameters, found = self.model.weights(), self._weights()
+        for box in found.keys() & held.keys():
+            parameters[box.name].data = held[box]
+            del found[box]
+        return found
 
     def _target(self, nodes: Sequence[str]) -> Target:
         places = node_numbers(self._layout.ranks(), nodes)

@@ -166,10 +166,15 @@ class TakeOver:
         """Bytes of all kinds."""
         return len(KINDS) * torch.empty(0, dtype=self._target.dtype).element_size()
 
-    def spread(self, old: Sequence[Holdings], new: Sequence[Holdings], weights: Mapping[Box, Tensor]) -> bool:
+    @property
+    def weights(self) -> Mapping[Box, Tensor]:
+        """What this rank's model held, where that is whole and of the source's step."""
+        return self._weights if self._weights is not None and self._target.rank in self._trained else {}
+
+    def spread(self, old: Sequence[Holdings], new: Sequence[Holdings], room: Mapping[Box, Tensor]) -> bool:
         """Gives every rank what its new model lacks of the weights that models still hold. False: some are nowhere whole.
 
-        `old`, `new`: holdings by rank of both layouts.
+        `old`, `new`: holdings by rank of both layouts. `room`: what this rank's model has no values of.
         """
         target, names = self._target, list(self._target.shapes)
         have = held_boxes(names, list(self._trained), [old[former] for former in self._trained.values()])
@@ -179,9 +184,9 @@ class TakeOver:
         except ValueError:
             return False
         mover = Mover(target.copies.everyone, target.rank, target.generation, target.device)
-        kept = self._weights if self._weights is not None and target.rank in self._trained else {}
-        element = next(iter(weights.values())).element_size()
-        held, rooms = {b: [w] for b, w in kept.items()}, {b: [w] for b, w in weights.items()}
+        held, rooms = ({b: [w] for b, w in weights.items()} for weights in (self.weights, room))
+        ((some, *_), *_) = (held | rooms).values()
+        element = some.element_size()
         copy_inside(held, rooms)
         mover.run(self._rounds(found, element), held, rooms)
         if mover.faults:

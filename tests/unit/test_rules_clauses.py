@@ -1,0 +1,124 @@
+"""Rules that hold on several conditions: each of these on its own, and both sides of each exemption."""
+
+from __future__ import annotations
+
+import pytest
+
+from coxswain.api import cel_rules
+from coxswain.api.cel_rules import check_rules
+from coxswain.api.rules import Rule
+from coxswain.api.validate import check, defaulted
+from tests.api_samples import LAYOUT, PHASE, SHAPE, Manifest, sample
+
+CODE, DOCS = ({"name": name, "sourceRef": {"name": name}, "weight": 1} for name in ("code", "docs"))
+SOURCES = {"spec.sources": [CODE, DOCS]}
+EVALUATED = {"spec.evaluation": {"everySteps": 5, "tokens": 100}}
+OFTENER = {"spec.evaluation": {"everySteps": 4, "tokens": 100}}
+SUSPENDED = {"spec.suspend": True}
+IN_TWOS = {"spec.parallelism.tensor": 2, "spec.trainers.devicesPerTrainer": 2}
+UNBOUNDED = {"spec.trainers": {"count": 4}}
+
+
+def phases(*starts: Manifest) -> Manifest:
+    return {"spec.phases": [{**start, "weights": PHASE["weights"]} for start in starts]}
+
+
+def rope(**factors: str) -> Manifest:
+    return {"spec.model": {"config": {**SHAPE, "ropeScaling": {"type": "Llama3", "factor": "8", **factors}}}}
+
+
+def assert_faults(kind: str, new: Manifest, old: Manifest | None, path: str) -> None:
+    """The only fault is at this path, for the rules alone too, as on a server; empty: there is none."""
+    after, before = sample(kind, new), None if old is None else sample(kind, old)
+    ruled = check_rules(kind, defaulted(after), before and defaulted(before), well_shaped=True)
+    assert [fault.path for fault in check(after, before)] == [fault.path for fault in ruled] == [path] * bool(path)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "path"),
+    [
+        ({"spec.sources": [{**CODE, "weight": 0}, DOCS]}, None, ""),
+        (phases({"fromTokens": 5}, {"fromTokens": 6}), None, ""),
+        (phases({"fromTokens": 5}, {"fromTokens": 5}), None, "spec.phases"),
+        ({"spec.sources": [DOCS, CODE]}, SOURCES, ""),
+        ({"spec.sources": [CODE, {**DOCS, "sourceRef": {"name": "web"}}]}, SOURCES, "spec.sources"),
+        ({"spec.sources": [CODE, {**DOCS, "name": "web"}]}, SOURCES, "spec.sources"),
+        ({"spec.sources": [CODE, DOCS, {**DOCS, "name": "web"}]}, SOURCES, "spec.sources"),
+    ],
+)
+def test_each_clause_of_a_rule_of_mixes(new: Manifest, old: Manifest | None, path: str) -> None:
+    assert_faults("DataMix", new, old, path)
+
+
+@pytest.mark.parametrize(
+    ("new", "path"),
+    [
+        (rope(lowFreqFactor="0"), "spec.model.config.ropeScaling.lowFreqFactor"),
+        (rope(lowFreqFactor="0.1"), ""),
+        (
+            {
+                "spec.stop": {"tokens": 100},
+                "spec.optimizer": {"learningRate": "1", "schedule": "WSD", "decaySteps": 10**9},
+            },
+            "",
+        ),
+        ({"spec.stragglers": {"action": "None", "thresholdPercent": 20}}, "spec.stragglers"),
+        ({"spec.stragglers": {"action": "None"}}, ""),
+        ({"spec.data.template": {"metadata": {"labels": {"coxswain.development/a": "b"}}}}, ""),
+        ({"spec.scheduling.queueing": {"queueName": "research"}}, "spec.scheduling.queueing.queueName"),
+        ({"spec.parallelism.mode": "Auto", "spec.parallelism.layout": LAYOUT}, "spec.parallelism.mode"),
+        ({"spec.parallelism.mode": "Auto", **IN_TWOS}, "spec.parallelism.mode"),
+        ({"spec.parallelism": {"layout": LAYOUT, "tensor": 2, "hybridData": {}}}, "spec.parallelism.layout"),
+        ({"spec.parallelism.hybridData": {"tokensPerReplica": 2047, "maxDegree": 1}}, "spec.batch.maxSequenceTokens"),
+        ({"spec.parallelism.hybridData": {"tokensPerReplica": 2048, "maxDegree": 1}}, ""),
+        ({"spec.batch.maxSequenceTokens": 4096, **UNBOUNDED}, ""),
+        ({"spec.failurePolicy.rules": [{"name": "a", "action": "Fail", "onNodeConditions": [{"type": "Ready"}]}]}, ""),
+    ],
+)
+def test_each_clause_of_a_rule_of_jobs(new: Manifest, path: str) -> None:
+    assert_faults("TrainingJob", new, None, path)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "path"),
+    [
+        ({"spec.stop": {"tokens": 100}}, {"spec.stop": {"tokens": 100}}, ""),
+        ({"spec.stop": {"tokens": 99}}, {"spec.stop": {"tokens": 100}}, "spec.stop"),
+        ({"spec.stop": {"tokens": 10**9}}, {"spec.stop": {"steps": 100}}, "spec.stop"),
+        ({"spec.stop": {"steps": 10**9}}, {"spec.stop": {"tokens": 100}}, "spec.stop"),
+        ({"spec.trainers": {"count": 5}}, {**UNBOUNDED, **SUSPENDED}, ""),
+        ({"spec.trainers": {"count": 5}, **SUSPENDED}, UNBOUNDED, "spec.trainers.count"),
+        (
+            {"spec.trainers": {"count": 5, "minCount": 2}},
+            {"spec.trainers": {"count": 4, "minCount": 2}},
+            "spec.trainers.count",
+        ),
+        (
+            {"spec.trainers": {"count": 5, "maxCount": 8}},
+            {"spec.trainers": {"count": 4, "maxCount": 8}},
+            "spec.trainers.count",
+        ),
+        ({"spec.trainers": {"count": 4, "maxCount": 8}}, {}, "spec.trainers.minCount"),
+        ({}, {"spec.trainers": {"count": 4, "maxCount": 8}}, "spec.trainers.minCount"),
+        ({"spec.managedBy": "example.org/a"}, {}, "spec.managedBy"),
+        ({"spec.image": "train:2", **SUSPENDED}, {}, "spec.image"),
+        ({"spec.image": "train:2"}, SUSPENDED, ""),
+        (EVALUATED, {}, "spec.evaluation"),
+        ({}, EVALUATED, "spec.evaluation"),
+        (EVALUATED, SUSPENDED, "spec.evaluation"),
+        ({**OFTENER, **SUSPENDED}, EVALUATED, "spec.evaluation.everySteps"),
+        (OFTENER, {**EVALUATED, **SUSPENDED}, ""),
+    ],
+)
+def test_each_clause_of_a_rule_of_changed_jobs(new: Manifest, old: Manifest, path: str) -> None:
+    """What is exempt is the update of a job that was suspended before it, not the one that suspends it."""
+    assert_faults("TrainingJob", new, old, path)
+
+
+def test_a_rule_that_cannot_be_judged_is_an_error_where_the_shape_is_right_and_left_out_where_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cel_rules, "RULES", (Rule("broken", ("DataMix:spec",), "self.none > 1", "", ""),))
+    assert check_rules("DataMix", sample("DataMix"), None, well_shaped=False) == []
+    with pytest.raises((RuntimeError, TypeError, ValueError, LookupError)):
+        check_rules("DataMix", sample("DataMix"), None, well_shaped=True)

@@ -183,7 +183,7 @@ def step_line(
         worldGeneration=plan.generation,
         tokens=sum(s.tokens for s in plan.sequences),
         sequences=len(plan.sequences),
-        loss=totals.loss_sum / plan.labels,
+        loss=totals.loss_sum / max(1, plan.labels),
         stream_digest=stream_digest,
         delivered_digest=f"{totals.delivered:016x}",
         seconds=seconds,

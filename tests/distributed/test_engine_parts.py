@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import time
@@ -49,6 +50,18 @@ def test_bf16_gradients_of_any_plan_are_those_of_fp32_up_to_rounding() -> None:
     for a, b in zip(itertools.chain(*narrow), itertools.chain(*wide), strict=True):
         assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.99
         assert np.linalg.norm(a) == pytest.approx(np.linalg.norm(b), rel=0.02)
+
+
+def test_a_step_without_a_label_trains_with_a_gradient_of_zero() -> None:
+    def train(world: ThreadWorld) -> Any:
+        engine = training.engine_of(world, torch.float32)  # type: ignore[arg-type]
+        engine.initialise(training.SEED)
+        work = training.work_of(STREAM, 0, random_plan(STREAM.lengths, 1, 0), 0)
+        work.batch.labels.fill_(-100)
+        return engine.step(dataclasses.replace(work, valid=0, labels=0), time.perf_counter())
+
+    (result,) = run_threads(1, train)
+    assert (result.loss_sum, result.gradient_norm) == (0.0, 0.0)
 
 
 def test_bf16_weights_train_on_fp32_masters() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from coxswain.config import EvaluationConfig, PhaseConfig
+from coxswain.config import BatchConfig, EvaluationConfig, PhaseConfig
 from coxswain.errors import Refused, Stale
 from coxswain.membership.held_out import hold_out
 from coxswain.membership.order import SourceView
@@ -63,6 +63,14 @@ def test_a_segment_holds_eight_steps_and_the_next_one_begins_behind_it(tmp_path)
     first, second = commit(committer(make_job(tmp_path)), 2)
     assert [p.step for p in first.plans + second.plans] == list(range(16))
     assert (first.next, second.next, second.end) == (8, 16, None)
+
+
+def test_a_step_without_a_label_amid_the_stream_has_a_plan_as_any_other(tmp_path):
+    """In steps of one token, those with the ends of documents."""
+    job = make_job(tmp_path, batch=BatchConfig(tokens_per_step=1, max_sequence_tokens=1))
+    plans = [plan for segment in commit(committer(job), 20, stop=1000) for plan in segment.plans]
+    assert [p.step for p in plans] == list(range(160))
+    assert {p.labels for p in plans} == {0, 1}
 
 
 def test_another_generation_keeps_the_membership_and_places_it_again(tmp_path):

@@ -291,6 +291,15 @@ def test_the_line_of_a_step_has_the_loss_of_all_ranks_over_the_labels_of_its_eva
     assert (line.tokens, line.sequences, line.tokens_by_source) == (11, 2, {"code": 6, "docs": 5})
 
 
+def test_a_step_without_a_label_closes_with_a_loss_of_zero(tmp_path):
+    book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
+    for rank in (0, 1):
+        book.add_report(report(rank, 0, loss_sum=0.0))
+    book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
+    found = book.close(replace(plan(0), labels=0), 5000.0)
+    assert found is not None and found.line.loss == 0.0
+
+
 def test_the_latest_evaluation_stays_in_report_metrics_and_page(run):
     run.step(0)
     assert (run.report().evaluation_loss, run.report().evaluation_step) == (None, -1)

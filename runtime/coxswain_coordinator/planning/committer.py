@@ -92,7 +92,9 @@ class Committer:
         self.log.check_current(self.generation.generation)
         segment = self._membership(cursor)
         mine = [m for m in segment.memberships if m.step >= cursor.step]
-        runnable = [m for m in mine if m.labels and m.step < stop]
+        runnable = [
+            m for m in mine if m.step < stop and (m.labels or not m.exhausted)
+        ]  # the last one may be of ends alone
         plans, missing = self._placements(segment.segment, runnable, most, is_late, speeds)
         cursors = {m.step: m.cursor for m in mine} | {segment.after.step: segment.after}
         following = runnable[most].step if len(runnable) > most else segment.after.step
@@ -207,7 +209,7 @@ def _by_step(parts: list[PlacementSegment]) -> dict[int, PlacementSegment]:
 
 
 def _end(memberships: list[Membership]) -> int | None:
-    """The last step may be short; one without a label is not run at all."""
+    """The last step may be short; without a label it is not run at all. Others without one train with a gradient of zero."""
     last = memberships[-1]
     if not last.exhausted:
         return None

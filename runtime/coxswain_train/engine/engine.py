@@ -252,7 +252,7 @@ class Engine:
 
     def compute(self, work: StepInput) -> StepOutcome:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""
-        return self._run(work, by_wave(work.parts, work.operations, work.waves), 1 / work.labels)
+        return self._run(work, by_wave(work.parts, work.operations, work.waves), 1 / max(1, work.labels))
 
     @torch.no_grad()
     def _evaluate(self, work: StepInput) -> float | None:

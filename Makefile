@@ -12,7 +12,7 @@ TEST_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl
 E2E_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl coredns pause helm versitygw
 SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok kubectl jobset trainer training-operator
 # More than processors: half of a test's time is a wait for real processes.
-WORKERS ?= 3
+WORKERS ?= 4
 # One thread a process: workers, not BLAS, share the cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false

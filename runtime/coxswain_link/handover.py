@@ -21,8 +21,7 @@ from coxswain_link.step_buffer import Buffer, StepArrays, unpack
 log = logging.getLogger(__name__)
 
 _MESSAGE = 16 << 10  # bytes: requests and replies are small, the data travels as a descriptor
-MAX_WAIT = 10.0  # seconds that one request may stay open
-_LOOK_SECONDS = 1.0  # seconds of one request of a client, which then looks whether its world is over
+MAX_WAIT = 1.0  # seconds that one request may stay open; then the client looks whether its world is over, and asks again
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -160,7 +159,7 @@ class Handover:
         while True:
             if self._is_over():
                 raise Stale(f"generation {generation} is over, and step {step} has no data yet")
-            wait = min(max(0.0, end - time.monotonic()), _LOOK_SECONDS)
+            wait = min(max(0.0, end - time.monotonic()), MAX_WAIT)
             reply, fds = self._ask(_Request(self._token, generation, step, rank, wait))
             if reply.status == "ready":
                 return _checked(fds, generation, step)

@@ -87,6 +87,7 @@ class Cluster:
     port: int
     crashes: dict[tuple[int, int], int] = field(default_factory=dict)
     instance: str = "one"
+    incarnations: dict[str, int] = field(default_factory=dict)  # of members whose pod was replaced
 
     async def play(self) -> wire.JobReport:
         """Runs everything to the end and returns the final report."""
@@ -100,7 +101,9 @@ class Cluster:
         return self.coordinator.report()
 
     async def register(self, role: str, name: str, devices: int = 0) -> None:
-        member = wire.Register(role, name, f"demo-{name}-0", f"{role}-{name}-{self.instance}", "127.0.0.1", 7, devices)
+        incarnation = self.incarnations.get(name, 0)
+        pod, instance = f"demo-{name}-{incarnation}", f"{role}-{name}-{self.instance}-{incarnation}"
+        member = wire.Register(role, name, pod, instance, "127.0.0.1", 7, devices)
         await self.client.post("/v1/register", member, wire.Registered)
 
     async def _loader(self, index: int) -> None:

@@ -146,7 +146,8 @@ async def test_a_trainer_that_was_replaced_gets_a_new_world(tmp_path, expected):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         simulation = asyncio.create_task(c.play())
         assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= 6, 60)
-        await c.client.post("/v1/register", wire.Register("trainer", "trainer-1", "demo-trainer-1-1", "new", "h", 0, 1))
+        c.incarnations["trainer-1"] = 1
+        await c.register("trainer", "trainer-1", c.job.devices_per_trainer)
         report = await simulation
         assert report.phase == "Completed"
         assert report.generation >= 2

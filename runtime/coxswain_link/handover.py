@@ -21,9 +21,7 @@ from coxswain_link.step_buffer import Buffer, StepArrays, unpack
 log = logging.getLogger(__name__)
 
 _MESSAGE = 16 << 10  # bytes: requests and replies are small, the data travels as a descriptor
-MAX_WAIT = (
-    1.0  # seconds that one request may stay open; then the client looks whether its world is over, and asks again
-)
+MAX_WAIT = 1.0  # seconds that one request may stay open; then the client looks whether its world is over
 
 
 class _Request(msgspec.Struct, frozen=True):

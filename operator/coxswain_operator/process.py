@@ -22,6 +22,7 @@ import typer
 from coxswain.errors import Refused, Retryable
 from coxswain.exits import Exit
 from coxswain.names import CONTROLLER
+from coxswain.structs import UNDECODABLE
 from coxswain_link import metrics
 from coxswain_operator.children.gangs import CHOICES
 from coxswain_operator.children.job_token import TokenKeys
@@ -109,7 +110,7 @@ def template_policy(text: str) -> TemplatePolicy:
     """Raises Refused."""
     try:
         return msgspec.json.decode(text, type=TemplatePolicy)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         message = f"--pod-templates: {error}; give the chart's podTemplates as JSON"
         raise Refused("OptionUnusable", message) from error
 

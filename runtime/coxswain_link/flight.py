@@ -18,7 +18,7 @@ from pyarrow import flight
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.membership.values import Sequence
 from coxswain.names import host_port
-from coxswain.structs import prepare
+from coxswain.structs import UNDECODABLE, prepare
 from coxswain.wire import TOKEN_HEADER, Fault
 
 BATCH_TOKENS = 256 << 10  # of a record batch: 1 MiB
@@ -76,7 +76,7 @@ class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         try:
             request = msgspec.json.decode(ticket.ticket, type=Request)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise _to_flight(Refused("BadRequest", f"not a request for slices: {error}")) from error
         return flight.GeneratorStream(_SCHEMA, self._batches(request))
 

@@ -15,7 +15,7 @@ import msgspec
 import tenacity
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
-from coxswain.structs import prepare
+from coxswain.structs import UNDECODABLE, prepare
 from coxswain_link.step_buffer import Buffer, StepArrays, unpack
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class HandoverServer:
             self._admit(request)
             wait = min(request.wait, MAX_WAIT)
             buffer = self._provide(request.generation, request.step, request.rank, wait)
-        except (CoxswainError, msgspec.DecodeError) as error:
+        except (CoxswainError, *UNDECODABLE) as error:
             return _refusal(error), None
         return _Reply("later" if buffer is None else "ready"), buffer
 

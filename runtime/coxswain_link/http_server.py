@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from coxswain.errors import Refused, Retryable, Stale
+from coxswain.structs import UNDECODABLE
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault
 from coxswain_link.job_ended import JobEnded
 from coxswain_link.metrics import MetricsRegistry
@@ -59,7 +60,7 @@ class HttpService:
                 self._admit(request)
                 body = msgspec.json.decode(await request.read(), type=body_type) if body_type else None
                 return reply(await handler(request, body))
-            except (Refused, Retryable, Stale, JobEnded, msgspec.DecodeError) as error:
+            except (Refused, Retryable, Stale, JobEnded, *UNDECODABLE) as error:
                 return refuse(error)
 
         self.app.router.add_route(method, path, wrapped)

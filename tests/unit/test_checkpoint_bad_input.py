@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import zstandard
 from msgspec.structs import replace
 
 from coxswain.config import TokenizerConfig
@@ -160,8 +161,13 @@ def test_another_tokenizer_of_the_same_kind_is_found_by_the_index_and_named_as_o
     assert "bring back what was there, or start a new run with a fresh checkpoint.uri" in caught.value.message
 
 
+NO_TEXT, NESTED = b'{"instance": "\xff"}', b'{"other": ' + b"[" * 9000
+
+
 @pytest.mark.parametrize(
-    "harm", [b"", b"not zstd", b"\x28\xb5\x2f\xfd\x20\x02\x00\x00\x7b\x7d"], ids=["empty", "other", "shape"]
+    "harm",
+    [b"", b"not zstd", *map(zstandard.compress, (b"{}", NO_TEXT, NESTED))],
+    ids=["empty", "other", "shape", "no text", "nested"],
 )
 def test_a_torn_record_of_the_plan_log_is_named(store, harm):
     store.put(generation_key(1), harm)

@@ -85,6 +85,12 @@ async def test_no_content_is_none(client):
     assert await client.get("/v1/nothing", Registered) is None
 
 
+@pytest.mark.parametrize("body", [b'{"host": "\xff"}', b'{"other": ' + b"[" * 9000], ids=["no text", "nested"])
+async def test_a_body_that_is_no_text_or_nested_without_end_is_a_bad_request(service, body):
+    async with httpx.AsyncClient(base_url=service, headers={TOKEN_HEADER: "Bearer secret"}) as http:
+        assert (await http.post("/v1/echo", content=body)).status_code == 400
+
+
 async def test_an_older_generation_is_stale(client):
     with pytest.raises(Stale, match="the current one is 3"):
         await client.get("/v1/nothing", Registered, generation=2)

@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 
 from coxswain.wire import Fault
+from coxswain_operator.reconcile.context import parse_fault
 from coxswain_operator.reconcile.failure_policy import verdicts
 from coxswain_operator.reconcile.member_failures import MemberFailure, detect_failure
 from coxswain_operator.views import PodView
 from tests.unit.fake_cluster import report, report_text
 from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
+
+
+def test_a_termination_message_that_is_nested_without_end_is_no_fault():
+    assert parse_fault('{"other": ' + "[" * 4000) is None
 
 
 def failure(scene: Scene, member: str = "trainer-1") -> MemberFailure | None:

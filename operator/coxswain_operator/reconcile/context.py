@@ -8,6 +8,7 @@ from functools import cached_property
 import msgspec
 
 from coxswain.config import JobConfig
+from coxswain.structs import UNDECODABLE
 from coxswain.wire import Fault, JobReport
 from coxswain_operator.reconcile import incarnations, pending
 from coxswain_operator.reconcile.actions import Observed
@@ -175,7 +176,7 @@ def parse_report(message: str) -> JobReport | None:
     """The JobReport in a termination message, if it is one."""
     try:
         return msgspec.json.decode(message.encode(), type=JobReport)
-    except (msgspec.DecodeError, UnicodeError):
+    except (*UNDECODABLE, UnicodeEncodeError):
         return None
 
 
@@ -186,5 +187,5 @@ def parse_fault(message: str) -> Fault | None:
         return report.fault
     try:
         return msgspec.json.decode(message.encode(), type=Fault)
-    except (msgspec.DecodeError, UnicodeError):
+    except (*UNDECODABLE, UnicodeEncodeError):
         return None

@@ -17,6 +17,7 @@ from coxswain.api.effects import pinned_part
 from coxswain.api.kinds import BY_NAME
 from coxswain.config import JobConfig
 from coxswain.membership.mix_record import mix_under, record_of, without_record
+from coxswain.structs import UNDECODABLE
 from coxswain.wire import Fault
 from coxswain_operator.children.configuration import JOB, SPECS, attempt_record, config_map_name, record_name
 from coxswain_operator.reconcile import incarnations
@@ -145,7 +146,7 @@ def _data(observed: Observed, name: str) -> Mapping[str, str]:
 def _decoded(data: Mapping[str, str], key: str, type_: type[T]) -> T | None:
     try:
         return msgspec.json.decode(data.get(key, "").encode(), type=type_)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return None
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-import msgspec
-
 from coxswain.config import JobConfig, MixConfig, load_job
+from coxswain.structs import UNDECODABLE
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ class MixEdits:
         self._seen = mark
         try:
             edited = load_job(self._path)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNDECODABLE) as error:
             log.warning("%s cannot be read, so edits of the mix wait for the next attempt: %s", self._path, error)
             return None
         return edited.mix if edited.stream_hash() == self._job.stream_hash() else None

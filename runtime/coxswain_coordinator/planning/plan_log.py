@@ -25,6 +25,7 @@ from coxswain.planlog import (
     strategy_key,
     takeover_key,
 )
+from coxswain.structs import UNDECODABLE
 from coxswain_link.store import NotFound, Store
 
 T = TypeVar("T")
@@ -156,7 +157,7 @@ def _pack(record: object) -> bytes:
 def _unpack(key: str, data: bytes, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(zstandard.decompress(data), type=type_)
-    except (msgspec.DecodeError, zstandard.ZstdError) as error:
+    except (*UNDECODABLE, zstandard.ZstdError) as error:
         raise Refused(
             "TornPlanLog",
             f"{key} cannot be read ({error}); restore it, or start a new run with a fresh checkpoint.uri",

@@ -16,6 +16,7 @@ import msgspec
 
 from coxswain.errors import Retryable
 from coxswain.layout import Seat
+from coxswain.structs import UNDECODABLE
 from coxswain.wire import Fault
 from coxswain_link.environment import end_with_parent
 from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest, Ready
@@ -119,7 +120,7 @@ class WorkerHandle:
         """The fault that it wrote; None when there is none that can be read."""
         try:
             return msgspec.json.decode(os.pread(self.fault_file, 1 << 16, 0), type=Fault)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             return None
 
     async def close(self) -> None:

@@ -33,6 +33,7 @@ from coxswain.cost.fit import fitted, predicted
 from coxswain.cost.memory import Recompute
 from coxswain.errors import Refused
 from coxswain.presets import PRESETS
+from coxswain.structs import UNDECODABLE
 from coxswain_link.environment import leave
 
 _GPUS = {"H200": "h200-141g", "H100": "h100-80g", "A100-SXM4-40GB": "a100-40g", "A100": "a100-80g"}
@@ -95,7 +96,7 @@ def _model(name_or_path: str) -> ModelConfig:
         return presets[name_or_path]
     try:
         return msgspec.json.decode(Path(name_or_path).read_bytes(), type=ModelConfig)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNDECODABLE) as error:
         known = ", ".join(presets)
         raise Refused(
             "UnknownModel", f"--model {name_or_path!r}: {error}; use one of {known}, or a JSON file"

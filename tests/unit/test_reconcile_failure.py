@@ -202,7 +202,8 @@ def test_a_loss_ends_the_job_by_a_rule_or_by_the_limit(
 ) -> None:
     status = {"restarts": {"counted": before, "ignored": 0}}
     scene = Scene((COORDINATOR, replace(pod, node="n")), spec={"failurePolicy": {"rules": [FATAL]}}, status=status)
-    found = find_fatal(scene.context(), counting)
+    ctx = scene.context()
+    found = find_fatal(ctx, verdicts(ctx), counting)
     assert found == (None if end is None else Termination("Failed", *end, "n"))
 
 
@@ -324,7 +325,8 @@ def test_the_restart_beyond_the_limit_is_named_by_the_loss_that_counts() -> None
     """A loader has vanished too, which is never counted."""
     pods, seen = (COORDINATOR, GANG[2], ended(1)), "coordinator,loader:0,trainer:0-1"
     scene = Scene(pods, seen=seen, spec={"failurePolicy": {"maxRestarts": 0}})
-    found = find_fatal(scene.context(), counting=True)
+    ctx = scene.context()
+    found = find_fatal(ctx, verdicts(ctx), counting=True)
     assert found is not None and found.message.startswith("trainer-1: exit code 1")
 
 

@@ -54,18 +54,18 @@ def reconcile(observed: Observed, now: float, settings: Settings | None = None) 
 
 def decide(ctx: Context) -> PolicyResult:
     """The policies in their order: ends, then suspension, then the gang."""
-    suspending = suspend.is_requested(ctx)
+    suspending, found = suspend.is_requested(ctx), failure_policy.verdicts(ctx)
     ending = (
         completion.child_rejected(ctx)
         or completion.completed(ctx)
         or deadlines.exceeded(ctx)
-        or failure_policy.find_fatal(ctx, counting=not suspending)
+        or failure_policy.find_fatal(ctx, found, counting=not suspending)
     )
     if ending is not None:
         return completion.terminate(ctx, ending)
     if suspending:
         return suspend.reconcile_suspend(ctx)
-    return gang.refuse(ctx) if ctx.start is None else gang.reconcile_gang(ctx, ctx.start)
+    return gang.refuse(ctx) if ctx.start is None else gang.reconcile_gang(ctx, ctx.start, found)
 
 
 def conclude(ctx: Context, result: PolicyResult) -> Decision:

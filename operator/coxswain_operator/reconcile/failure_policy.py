@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -101,9 +101,8 @@ def _conditions_of(loss: MemberFailure) -> frozenset[tuple[str, str]]:
     return own | {("DisruptionTarget", "True")} if loss.disrupted else own
 
 
-def find_fatal(ctx: Context, counting: bool) -> Termination | None:
+def find_fatal(ctx: Context, found: Sequence[Verdict], counting: bool) -> Termination | None:
     """The end that the losses of this pass bring, if they do. Not `counting`: only rules that say Fail."""
-    found = verdicts(ctx)
     for verdict in found:
         if verdict.action == "Fail":
             return _fail_termination(verdict)
@@ -127,7 +126,7 @@ def _termination(reason: str, message: str, verdict: Verdict) -> Termination:
     return Termination("Failed", reason, message, verdict.rule, loss.exit_code, loss.pod.node if loss.pod else "")
 
 
-def count(found: tuple[Verdict, ...]) -> int:
+def count(found: Sequence[Verdict]) -> int:
     """A restart of the whole job counts once, however many pods asked for it."""
     if any(v.whole_job for v in found):
         return int(any(v.counted for v in found))

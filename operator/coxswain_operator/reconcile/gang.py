@@ -37,10 +37,9 @@ from coxswain_operator.views import Event
 PINNED = "the pods go on as this attempt began, and the next attempt is refused until this is mended: "
 
 
-def reconcile_gang(ctx: Context, start: Start) -> PolicyResult:
-    """A pass of a job that should run: replaces what is lost, creates what is missing."""
+def reconcile_gang(ctx: Context, start: Start, found: tuple[failure_policy.Verdict, ...]) -> PolicyResult:
+    """A pass of a job that should run: replaces what is lost, creates what is missing. `found`: of each loss."""
     config = start.config
-    found = failure_policy.verdicts(ctx)
     size = None if any(v.whole_job for v in found) else partial.evicted(ctx) or resize.plan_resize(ctx, config)
     release = None if size or found else half_placed.plan_release(ctx)
     status = failure_policy.record_restarts(ctx, found) if found else half_placed.settled(ctx, ctx.status)

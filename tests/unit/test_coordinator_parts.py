@@ -177,6 +177,18 @@ def test_the_last_step_of_the_data_is_followed_by_the_end(tmp_path):
     assert (s.end_step, s.exhausted, s.directive(3).end, s.directive(3).plan) == (3, True, "Completed", None)
 
 
+def test_a_change_begins_once_every_rank_has_done_the_steps_before_it(tmp_path):
+    found = session(make_job(tmp_path))
+    found.add(committed(0, 1))
+    found.directive(0)
+    found.request_move("another layout")
+    assert (found.directive(1).end, found.moved) == ("Moved", False)
+    for rank in (0, 1):
+        found.book.add_report(report(rank))
+    found.book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
+    assert found.book.close(plan(0), 1.0) is not None and found.moved
+
+
 def test_a_lost_world_issues_no_directives(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(8)))

@@ -24,6 +24,7 @@ from coxswain.wire import (
     Fault,
     LoaderAddress,
     Register,
+    StepDirective,
     StepPlan,
     StepReport,
     StopRequest,
@@ -187,6 +188,37 @@ def test_a_change_begins_once_every_rank_has_done_the_steps_before_it(tmp_path):
         found.book.add_report(report(rank))
     found.book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
     assert found.book.close(plan(0), 1.0) is not None and found.moved
+    found.request_move("a third layout")
+    assert found.move is not None and (found.move.why, found.move.decided) == ("another layout", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "step", "alone"),
+    [
+        ({}, 2, True),
+        ({}, 20, False),  # the stop
+        ({"adopted": False}, 2, False),
+        ({"lost": "a rank ended"}, 2, False),
+        ({"ending": StepDirective(5, True, "Suspended", None)}, 2, False),
+    ],
+)
+def test_a_rank_of_an_adopted_world_begins_a_step_alone_that_is_ahead_of_the_plans_and_before_any_end(
+    tmp_path, change, step, alone
+):
+    found = session(make_job(tmp_path))
+    for name, value in ({"adopted": True} | change).items():
+        setattr(found, name, value)
+    assert (found.catching_up(step), found.begun) == (alone, step if alone else -1)
+
+
+@pytest.mark.parametrize(("open_", "ends", "begun"), [(3, False, 3), (20, False, 19), (3, True, 1)])
+def test_the_open_step_of_an_adopted_world_may_have_begun_unless_its_end_is_decided(tmp_path, open_, ends, begun):
+    found = session(make_job(tmp_path))
+    found.adopted, found.book.open = True, open_
+    found.begin(1)
+    if ends:
+        found.adopt_end(5, completed=False)
+    assert found.begun == begun
 
 
 def test_a_lost_world_issues_no_directives(tmp_path):

@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 
 from e2e.job import Digests, Job, Object, completed, training
+from e2e.provision import eventually
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -40,9 +41,14 @@ def test_kubectl_scale_goes_on_with_another_number_of_trainers_in_the_same_attem
         job.kubectl("scale", "tj", job.name, f"--replicas={now}")
         job.wait_for_event("Scaled", f"from {before} to {now} trainers, without a restart", deadline=120)
         job.wait_for_step(max(job.digests()) + 1)
-        assert job.status()["trainers"]["desired"] == len(job.pods("trainer")) == now
+        eventually(lambda now=now: sized(job) == (now, now), f"{now} trainers are wanted, and there", 60)
     completed(job, baseline, 0, 0)
     assert [attempt.get("rule") for attempt in job.status()["attempts"]] == [None]
+
+
+def sized(job: Job) -> tuple[int, int]:
+    """Trainers that are wanted, and pods of trainers, also those that are on their way out."""
+    return job.status()["trainers"]["desired"], len(job.pods("trainer"))
 
 
 @pytest.mark.parametrize("role", ["trainer", "loader", "coordinator"])

@@ -353,6 +353,16 @@ async def test_a_trainer_that_is_lost_while_its_world_is_recorded_is_not_in_that
         assert (session.record.trainers, session.book.open) == (("pod-0", "new"), 2)
 
 
+async def test_imports_that_end_while_a_world_is_recorded_leave_it_as_it_is(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        one, two = holds(lead, 2, copies=True)
+        register(lead, one, replace(two, starting=True))
+        lead.executor.before["create_generation"] = lambda: register(lead, two)
+        await begun(lead, 2)
+
+
 async def test_the_reason_of_a_lost_world_becomes_clearer_and_never_less_clear(tmp_path):
     async with training(small(tmp_path)) as lead:
         one, two = (replace(a, left=1) for a in agents(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig
@@ -118,8 +119,9 @@ class WorldManager:
         return True
 
     def _are_present(self, agents: list[Register]) -> bool:
+        """Whether they are as they were, but for imports that have ended meanwhile."""
         there = self._state.registry.present("trainer", self._state.changes.forming)
-        return all(agent in there for agent in agents)
+        return {replace(agent, starting=UNSET) for agent in agents} <= {replace(a, starting=UNSET) for a in there}
 
     def waited(self, what: str, of: object = None) -> float:
         """Seconds since this was first awaited, `of` just these, since the last world was entered."""

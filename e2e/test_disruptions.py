@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -41,14 +42,14 @@ def test_kubectl_scale_goes_on_with_another_number_of_trainers_in_the_same_attem
         job.kubectl("scale", "tj", job.name, f"--replicas={now}")
         job.wait_for_event("Scaled", f"from {before} to {now} trainers, without a restart", deadline=120)
         job.wait_for_step(max(job.digests()) + 1)
-        eventually(lambda now=now: sized(job) == (now, now), f"{now} trainers are wanted, and there", 60)
+        eventually(partial(is_sized, job, now), f"{now} trainers are wanted, and there", 60)
     completed(job, baseline, 0, 0)
     assert [attempt.get("rule") for attempt in job.status()["attempts"]] == [None]
 
 
-def sized(job: Job) -> tuple[int, int]:
-    """Trainers that are wanted, and pods of trainers, also those that are on their way out."""
-    return job.status()["trainers"]["desired"], len(job.pods("trainer"))
+def is_sized(job: Job, trainers: int) -> bool:
+    """So many trainers are wanted, and have pods; none is on its way out."""
+    return bool(job.status()["trainers"]["desired"] == len(job.pods("trainer")) == trainers)
 
 
 @pytest.mark.parametrize("role", ["trainer", "loader", "coordinator"])

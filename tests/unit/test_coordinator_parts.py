@@ -211,6 +211,16 @@ def test_a_rank_of_an_adopted_world_begins_a_step_alone_that_is_ahead_of_the_pla
     assert (found.catching_up(step), found.begun) == (alone, step if alone else -1)
 
 
+def test_a_stop_behind_the_last_step_is_no_end_of_its_own_and_the_progress_of_a_start_never_falls(tmp_path):
+    found = session(make_job(tmp_path))
+    found.request_stop(50)
+    assert found.known_end == found.end_step == 20
+    found.hear(0, 1.0, 5)
+    before = found.start_progress
+    found.hear(0, 2.0, 3)
+    assert found.start_progress == before
+
+
 @pytest.mark.parametrize(("open_", "ends", "begun"), [(3, False, 3), (20, False, 19), (3, True, 1)])
 def test_the_open_step_of_an_adopted_world_may_have_begun_unless_its_end_is_decided(tmp_path, open_, ends, begun):
     found = session(make_job(tmp_path))

@@ -10,12 +10,15 @@ from msgspec.structs import replace
 
 from coxswain import wire
 from coxswain.errors import Stale
+from coxswain.live import LiveSource
+from coxswain.membership.stream import initial_cursor
 from coxswain.planlog import Generation, LoaderShare
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.session import Session
-from coxswain_coordinator.world.formation import at_checkpoint, is_adoptable, next_generation
+from coxswain_coordinator.world.formation import at_checkpoint, is_adoptable, next_generation, start_of
 from coxswain_link.http_client import JobEnded
 from tests.unit.coordinator_fakes import cluster, make_job, store_of
+from tests.unit.test_coordinator_checkpoints import manifest
 from tests.unit.test_coordinator_faults import baseline, digests
 from tests.unit.test_coordinator_parts import agents, committed, session
 
@@ -33,7 +36,7 @@ def test_a_world_is_adoptable_when_every_trainer_reports_its_generation(tmp_path
     assert not is_adoptable(None, job, here, ())
 
 
-@pytest.mark.parametrize("change", [{"generation": 2}, {"generation": 0}, {"pod": "another"}])
+@pytest.mark.parametrize("change", [{"generation": 2}, {"generation": 0}, {"pod": "another"}, {"left": 3}])
 def test_a_world_with_a_failed_worker_or_another_pod_is_not_adoptable(tmp_path, change):
     job = make_job(tmp_path)
     record, here = running(job)
@@ -49,6 +52,18 @@ def test_a_world_whose_loaders_have_changed_is_not_adopted(tmp_path, loaders):
     shares = (LoaderShare("loader-0", "code", 0, 1),)
     assert is_adoptable(replace(record, loaders=shares), job, here, shares)
     assert not is_adoptable(replace(record, loaders=shares), job, here, loaders)
+
+
+@pytest.mark.parametrize(("saved", "lives"), [(None, True), (5, True), (6, True), (7, False)])
+def test_an_adopted_world_counts_from_living_state_unless_a_newer_checkpoint_is_there(tmp_path, saved, lives):
+    job = make_job(tmp_path)
+    record, _ = running(job)
+    source = LiveSource(2, record.layout, 6, ())
+    record = replace(
+        record, live=source, first_step=6, cursor=replace(initial_cursor(job.mix), step=6), stream_digest="d"
+    )
+    found = start_of(record, job, None if saved is None else manifest(job, saved))
+    assert found.live == (source if lives else None)
 
 
 def test_a_job_that_was_changed_gets_a_new_world(tmp_path):

@@ -137,6 +137,20 @@ def takeover(store: Store, record) -> None:
 RIVALS = pytest.mark.parametrize("rival", [newer_generation, takeover])
 
 
+async def test_what_still_arrives_of_a_lost_world_counts_before_the_next_one_is_formed(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        lost = lead.state.session
+        assert lost.directive(3).checkpoint
+        lead.save(3, 0)
+        lead.state.mark_world_lost("the network broke")
+        lead.save(3, 1)
+        await lead.close(3)
+        lead.arrive(left=1)
+        await lead.world(2)
+        assert (lost.saved, lost.book.open, lead.state.session.record.first_step) == (3, 4, 3)
+
+
 # --- fences ----------------------------------------------------------------------------------------------------------
 
 

@@ -353,6 +353,29 @@ async def test_a_trainer_that_is_lost_while_its_world_is_recorded_is_not_in_that
         assert (session.record.trainers, session.book.open) == (("pod-0", "new"), 2)
 
 
+async def test_living_state_of_the_step_of_the_newest_checkpoint_is_taken_rather_than_the_checkpoint(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        lead.state.session.directive(3)
+        lead.save(3, 0, 1)
+        await lead.until(lambda: lead.state.session.saved == 3)
+        lead.state.mark_world_lost("the network broke")
+        register(lead, *holds(lead, 3, copies=True))
+        await begun(lead, 2)
+        assert lead.state.session.record.live.step == 3
+
+
+async def test_a_world_that_is_to_end_begins_no_change(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        session = lead.state.session
+        lead.state.request_stop(wire.StopRequest("suspend"))
+        assert session.directive(2).end == "Suspended"
+        lead.state.request_layout(one_replica(), "trainer-1 is slow")
+        await asyncio.sleep(5)
+        assert session.move is None and lead.state.changes.due(session.world.layout, {0, 1})
+
+
 async def test_imports_that_end_while_a_world_is_recorded_leave_it_as_it_is(tmp_path):
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1)

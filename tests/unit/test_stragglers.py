@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bench.detect import ONSET, QUIET, Run, World, steps_to_confirm, switches
+from coxswain.stragglers.baseline import Baseline
 from coxswain.stragglers.detector import Detector
 from coxswain.stragglers.lengths import LengthFit
 from coxswain.stragglers.medians import Peers, row_medians
@@ -353,6 +354,23 @@ def test_a_straggler_stays_one_in_the_next_world_and_recovers_there() -> None:
     assert confirmed(run.steps(30)) == [0]
     run.world.slow[0] = 1.0
     assert not run.steps(40).states.any()
+
+
+def test_devices_that_keep_their_roles_in_the_next_world_do_not_probe_again_and_are_judged_as_before() -> None:
+    run = running()
+    run.detector, run.probed = run.detector.moved(run.detector.places), ()
+    assert run.step().probes == ()
+    run.world.slow[FIRST] = 1.15  # less than a device without a history may be slower
+    assert confirmed(run.steps(16)) == [FIRST]
+
+
+def test_a_device_that_had_the_time_for_a_history_has_had_it_in_the_next_world_too() -> None:
+    before, after, rank = Baseline(1, 2), Baseline(1, 2), np.array([0])
+    for _ in range(4):
+        assert not before.settled.any()
+        before.learn(np.array([False]), np.array([2.0]))  # slow from the start
+    after.take(before, rank, rank)
+    assert after.settled.all() and np.isnan(after.values).all()
 
 
 def test_a_slow_node_stays_slow_where_it_alone_has_a_history() -> None:

@@ -47,6 +47,14 @@ class StagesOnNodes(World):
         return [msgspec.structs.replace(p, node=p.stage) for p in super().places]
 
 
+class DevicesOnNodes(World):
+    """Each node has one device."""
+
+    @property
+    def places(self) -> list[Place]:
+        return [msgspec.structs.replace(p, node=rank) for rank, p in enumerate(super().places)]
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("slowdown", [1.5, 5.42])
 def test_a_slow_device_is_confirmed_within_ten_steps(slowdown: float, seed: int) -> None:
@@ -193,6 +201,20 @@ def test_a_node_is_blamed_when_most_of_its_devices_are_slow_alike() -> None:
     run.world.slow[8:16] = 1.3
     report = run.steps(15)
     assert confirmed(report) == [*range(8, 16)] and set(report.causes[8:16]) == {Cause.NODE}
+
+
+def test_a_node_of_one_device_is_not_blamed_for_it() -> None:
+    run = Run(DevicesOnNodes())
+    run.steps(ONSET)
+    run.world.slow[FIRST] = 1.5
+    assert run.steps(12).finding(FIRST).cause == Cause.DEVICE
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_probe_of_no_time_or_without_end_is_no_answer(seconds: float) -> None:
+    all_ranks = np.full(3, True)
+    found = Probes(["", "", ""], Thresholds()).answers({0: seconds, 1: 0.01, 2: 0.01}, all_ranks, all_ranks)
+    assert np.isnan(found[0])
 
 
 def test_a_node_is_not_blamed_for_three_of_its_eight_devices() -> None:

@@ -79,8 +79,10 @@ class Node:
         self._write_settings()
         self._make_machine()
         self._connect()
+        log = self.state.logs / f"{self.name}.containerd.log"
+        before = _readied(log)
         containerd = self._start("containerd", ["containerd", "--config", self.folder / "containerd.toml"])
-        containerd.wait_until(self._containerd_answers)
+        containerd.wait_until(lambda: self._containerd_answers() and _readied(log) > before)
         self._start_kubelet()
         self._start("kube-proxy", [binary("kube-proxy"), "--config", self.folder / "kube-proxy.yaml"])
 
@@ -183,3 +185,8 @@ class Node:
         child = self.inside.start(command, self.state.logs / f"{self.name}.{server}.log")
         self.children.append(child)
         return child
+
+
+def _readied(log: Path) -> int:
+    """How often a containerd of this log was ready for a kubelet. It answers `ctr` earlier, and a kubelet that comes then ends."""
+    return log.read_text(errors="replace").count("Start streaming server") if log.exists() else 0

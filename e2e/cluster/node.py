@@ -188,5 +188,5 @@ class Node:
 
 
 def _readied(log: Path) -> int:
-    """How often a containerd of this log was ready for a kubelet. It answers `ctr` earlier, and a kubelet that comes then ends."""
+    """How often a containerd of this log was ready for a kubelet. It answers `ctr` earlier; a kubelet that comes then ends."""
     return log.read_text(errors="replace").count("Start streaming server") if log.exists() else 0

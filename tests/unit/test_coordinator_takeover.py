@@ -54,8 +54,8 @@ def test_a_world_whose_loaders_have_changed_is_not_adopted(tmp_path, loaders):
     assert not is_adoptable(replace(record, loaders=shares), job, here, loaders)
 
 
-@pytest.mark.parametrize(("saved", "lives"), [(None, True), (5, True), (6, True), (7, False)])
-def test_an_adopted_world_counts_from_living_state_unless_a_newer_checkpoint_is_there(tmp_path, saved, lives):
+@pytest.mark.parametrize(("saved", "is_live"), [(None, True), (5, True), (6, True), (7, False)])
+def test_an_adopted_world_counts_from_living_state_unless_a_newer_checkpoint_is_there(tmp_path, saved, is_live):
     job = make_job(tmp_path)
     record, _ = running(job)
     source = LiveSource(2, record.layout, 6, ())
@@ -63,7 +63,7 @@ def test_an_adopted_world_counts_from_living_state_unless_a_newer_checkpoint_is_
         record, live=source, first_step=6, cursor=replace(initial_cursor(job.mix), step=6), stream_digest="d"
     )
     found = start_of(record, job, None if saved is None else manifest(job, saved))
-    assert found.live == (source if lives else None)
+    assert found.live == (source if is_live else None)
 
 
 def test_a_job_that_was_changed_gets_a_new_world(tmp_path):

@@ -64,9 +64,7 @@ def _relayout(view: View, options: Options) -> Relayout | None:
     """Of the changes that are due, the one that would have cost least since the onset."""
     devices = differing(view.speeds, view.planned) or slow(view.speeds)
     steps, factor = _steps_since(view, devices), _back_off(view.changes, devices, view.step)
-    back = any(
-        view.planned.get(d) == 0 for d in devices
-    )  # a lost device is there again: taken in as soon as that gains
+    back = any(view.planned.get(d) == 0 for d in devices)  # lost, and there again: taken in as soon as that gains
     if math.isfinite(options.stay) and not back and not _rested(view, devices, factor):
         return None
     due = [o for o in options.layouts if _due(o, options, view, math.inf if back else steps, factor)]

@@ -8,9 +8,11 @@ import pytest
 
 from coxswain.plan.planners import BALANCES, SLOW
 from tests import fuzz_plans
+from tests.draws import drawn_below
 from tests.fuzz_plans import lines, planned
 
 FAST = sorted({*BALANCES} - SLOW)
+PART = 5_000  # seeds
 
 
 @pytest.mark.parametrize("balance", FAST)
@@ -25,10 +27,11 @@ def test_a_plan_of_integer_programs_is_legal_too(balance: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("part", range(20))
 @pytest.mark.parametrize("balance", FAST)
-def test_of_a_hundred_thousand_plans_none_is_illegal_or_better_than_the_bound(balance: str, part: int) -> None:
-    assert planned(balance, range(5_000 * part, 5_000 * (part + 1)), 0.25)["faults"] == []
+def test_of_a_hundred_thousand_plans_none_is_illegal_or_better_than_the_bound(balance: str) -> None:
+    """A twentieth of them, another in each run of the slow tier; `python -m tests.fuzz_plans` plans all."""
+    first = PART * drawn_below(100_000 // PART)
+    assert planned(balance, range(first, first + PART), 0.25)["faults"] == []
 
 
 @pytest.mark.slow

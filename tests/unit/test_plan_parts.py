@@ -17,7 +17,7 @@ from coxswain.plan.makespan.blocks import Blocks
 from coxswain.plan.makespan.degrees import least_degrees, ring_seconds
 from coxswain.plan.makespan.line import line_of
 from coxswain.plan.makespan.loads import replica_loads
-from coxswain.plan.makespan.nested import block_sizes, place_nested
+from coxswain.plan.makespan.nested import Level, block_sizes, deal_longest_first, place_nested
 from coxswain.plan.makespan.packing import Bins, fill_bins, fit_bins, water_level
 from coxswain.plan.makespan.rings import SLACK, place_rings
 from coxswain.plan.makespan.search import drafts_of, makespan, search
@@ -303,6 +303,18 @@ def longest_first(problem: Problem, blocks: list[tuple[int, ...]], lengths: list
             ends.append(load + seconds * len(blocks[0]) / len(block) if pack else load + seconds if fits else np.inf)
         loads[ends.index(min(ends))] = min(ends)
     return max(loads)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_blocks_are_dealt_as_any_others_are_where_loads_that_differ_end_as_one(seed: int) -> None:
+    """Tenths do not add up: 0.1 + 0.2 is not 0.3, and both end with 4.7 at one number."""
+    rng = np.random.default_rng(seed)
+    seconds, loads = rng.integers(1, 30, (1, 200)) / 10, rng.integers(0, 4, 12) / 10
+    blocks = [np.arange(8 * k, 8 * k + 8) for k in range(12)]
+    alike, any_ = Level(blocks, np.ones((1, 3)), np.arange(12) * 0), Level(blocks, np.ones((2, 3)), np.arange(12) % 2)
+    one = deal_longest_first(alike, seconds, loads.copy())
+    other = deal_longest_first(any_, np.repeat(seconds, 2, axis=0), loads.copy())
+    assert (one.where.tolist(), one.loads.tolist()) == (other.where.tolist(), other.loads.tolist())
 
 
 def test_exchanges_level_what_longest_first_leaves_uneven() -> None:

@@ -71,6 +71,25 @@ def test_sequences_that_need_slow_replicas_whichever_they_take_end_near_what_tha
     assert lower_bound(problem) >= 1.2 * problem.lower_bound()
 
 
+@pytest.mark.parametrize(("replicas", "seed"), [(1024, 1), (1024, 2), (256, 0)])
+def test_a_few_slow_replicas_by_themselves_leave_the_others_to_rings_that_need_a_quarter_of_all(
+    replicas: int, seed: int
+) -> None:
+    """On 256 replicas the longest one needs the slow ones too."""
+    lengths = draw_lengths("byted", context=2048 * K, tokens=replicas * 32 * K, seed=seed)
+    problem = make_problem(lengths, **given(replicas, 8 * K, speeds=speeds("a few slow", replicas, seed).tolist()))
+    assert end(problem, problem) <= 1.07 * lower_bound(problem)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("fast", [1e9, 1e12])
+def test_a_sequence_too_short_to_change_when_a_slow_replica_ends_is_placed_too(fast: float, stages: int) -> None:
+    lengths = [4 * 8192, 3 * 8192, 2 * 8192, 5, 1]
+    problem = make_problem(lengths, **given(4, 8192, speeds=[fast, 1 / fast, 1.0, 1.0], stages=stages))
+    assert sorted(i for draft in planner("makespan")(problem) for i in draft.sequences) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_heeding_speeds_never_makes_a_plan_slower_on_those_replicas(family: str, kind: str) -> None:

@@ -264,6 +264,8 @@ def test_bytes_of_a_ring_are_split_by_the_hops_that_leave_a_node() -> None:
         ([5], {"speeds": [1.0]}, "1 numbers for 2 replicas"),
         ([5], {"speeds": [1.0, 0.0]}, r"speeds\[1\] is 0.0"),
         ([5], {"speeds": [1.0, float("nan")]}, r"speeds\[1\] is nan"),
+        ([5], {"speeds": [1e-12, 9e-13]}, r"speeds\[1\] is 9e-13; speeds must be from 1e-12 to 1e\+12"),
+        ([5], {"speeds": [1e12, float("inf")]}, r"speeds\[1\] is inf"),
         ([5], {"node_size": 0}, "node size is 0"),
         ([5], {"stages": [1, 0]}, "stages is 0"),
         ([5], {"nodes": [1, 0, 1]}, "nodes has 3 numbers for 2 replicas"),

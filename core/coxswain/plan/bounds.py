@@ -69,7 +69,7 @@ class _Rings:
         )
 
     def _lose(self, losses: Floats, seconds: float, crowd: NDArray[np.bool_]) -> bool:
-        least = np.array([_least_loss(losses, self._speeds, table, seconds) for table in self._seconds]) * self._work
+        least = _least_losses(losses, self._speeds, self._seconds, seconds) * self._work
         room = seconds * float(self._speeds.sum())
         if self._rest + float(least.sum()) > room:
             return False
@@ -134,9 +134,10 @@ def _losses(speeds: Floats, most: int) -> Floats:
     return losses
 
 
-def _least_loss(losses: Floats, speeds: Floats, seconds: Floats, target: float) -> float:
-    """Returns the least loss of a ring that ends by the target; inf: none does."""
+def _least_losses(losses: Floats, speeds: Floats, seconds: Floats, target: float) -> Floats:
+    """Returns the least loss of each sequence's ring that ends by the target; inf: none does. `seconds`: a row a sequence."""
     enough: NDArray[np.int64] = np.searchsorted(-speeds, -seconds / target, side="right")  # replicas that are so fast
-    last = enough - np.arange(1, seconds.size + 1)
-    fits = last >= 0
-    return float(losses[np.flatnonzero(fits), last[fits]].min()) if fits.any() else np.inf
+    degree = np.arange(seconds.shape[1])
+    last = enough - degree - 1
+    found: Floats = np.where(last >= 0, losses[degree, np.maximum(last, 0)], np.inf).min(axis=1)
+    return found

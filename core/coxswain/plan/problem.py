@@ -14,6 +14,7 @@ from coxswain.errors import Refused
 
 MOST_REPLICAS = 100_000
 MOST_TOKENS = 1_000_000_000  # of one sequence, and of one task
+SLOWEST, FASTEST = 1e-12, 1e12  # times the cost model: beyond, seconds of a step have no numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,9 @@ def make_problem(
     rates = np.ones(replicas) if speeds is None else np.asarray(speeds, dtype=np.float64)
     if rates.size != replicas:
         raise Refused("BadSpeeds", f"speeds has {rates.size} numbers for {replicas} replicas; give one per replica")
-    if not (np.isfinite(rates).all() and (rates > 0).all()):
-        at = int((~(np.isfinite(rates) & (rates > 0))).argmax())
-        raise Refused("BadSpeeds", f"speeds[{at}] is {rates[at]}; speeds must be finite and above 0")
+    if (wrong := ~((rates >= SLOWEST) & (rates <= FASTEST))).any():
+        at = int(wrong.argmax())
+        raise Refused("BadSpeeds", f"speeds[{at}] is {rates[at]}; speeds must be from {SLOWEST:g} to {FASTEST:g}")
     capacities, depth = _each("capacity", capacity, replicas), _each("stages", stages, replicas)
     named = _each("kinds", 0 if kinds is None else kinds, replicas)
     homes = np.arange(replicas) // node_size if nodes is None else _each("nodes", nodes, replicas)

@@ -33,22 +33,29 @@ class Timeline:
 
 def simulate(problem: Problem, tasks: Iterable[Draft]) -> Timeline:
     """Runs each replica's tasks in order; a ring starts when all its members are free, a wave when all replicas are."""
-    free = [0.0] * problem.replicas
-    busy = [0.0] * problem.replicas
-    speeds: list[float] = problem.speeds.tolist()
-    seconds_of, starts, seconds, work, current = task_seconds(problem), [], [], 0.0, 0
-    for members, sequences, wave in tasks:
+    drafts = [*tasks]
+    plain, speeds = seconds_of(problem, drafts), problem.speeds.tolist()
+    free, busy = [0.0] * problem.replicas, [0.0] * problem.replicas
+    starts, seconds, work, current = list[float](), list[float](), 0.0, 0
+    for (members, _, wave), alone in zip(drafts, plain, strict=True):
         if wave != current:
             free, current = [max(free)] * problem.replicas, wave
-        plain = seconds_of(members, sequences)
-        start, took = max([free[r] for r in members]), plain / min([speeds[r] for r in members])
+        start, took = max([free[r] for r in members]), alone / min([speeds[r] for r in members])
         for r in members:
             free[r] = start + took
             busy[r] += took
-        work += plain * len(members)
+        work += alone * len(members)
         starts.append(start)
         seconds.append(took)
     return Timeline(tuple(starts), tuple(seconds), tuple(busy), work, max(free))
+
+
+def seconds_of(problem: Problem, drafts: Sequence[Draft]) -> list[float]:
+    """Seconds of each task at speed 1. Rings of one sequence are timed together."""
+    seconds = task_seconds(problem)
+    alone = [k for k, draft in enumerate(drafts) if len(draft.members) > 1 and len(draft.sequences) == 1]
+    together = dict(zip(alone, _rings_seconds(problem, [drafts[k] for k in alone]), strict=True))
+    return [together.get(k) or seconds(draft.members, draft.sequences) for k, draft in enumerate(drafts)]
 
 
 def task_seconds(problem: Problem) -> Callable[[Sequence[int], Sequence[int]], float]:
@@ -61,6 +68,20 @@ def task_seconds(problem: Problem) -> Callable[[Sequence[int], Sequence[int]], f
         return _ring_seconds(problem, members, sequences)
 
     return seconds
+
+
+def _rings_seconds(problem: Problem, rings: Sequence[Draft]) -> list[float]:
+    """The same as `_ring_seconds` of each ring, which has one sequence."""
+    if problem.cost.exchange is not None or not rings:
+        return [_ring_seconds(problem, draft.members, draft.sequences) for draft in rings]
+    degrees = np.array([len(draft.members) for draft in rings])
+    nodes = problem.nodes[[r for draft in rings for r in draft.members]]
+    begins = np.cumsum(degrees) - degrees
+    inside = np.minimum.reduceat(nodes, begins) == np.maximum.reduceat(nodes, begins)
+    s, d = problem.lengths[[draft.sequences[0] for draft in rings]].astype(np.float64), degrees.astype(np.float64)
+    inner, outer = problem.cost.ring_seconds(s, d, True), problem.cost.ring_seconds(s, d, False)
+    found: list[float] = np.where(inside, inner, outer).tolist()
+    return found
 
 
 def _ring_seconds(problem: Problem, members: Sequence[int], sequences: Sequence[int]) -> float:

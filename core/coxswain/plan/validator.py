@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import compress, groupby, pairwise
 from operator import attrgetter
 
+import numpy as np
 from msgspec import UNSET
+from numpy.typing import NDArray
 
 from coxswain.layout import Layout
 from coxswain.plan.chunks import ring_slices
@@ -25,30 +27,40 @@ def validate(
     `capacity`: tokens of a task on every replica, or on each. `key_heads`: that members of a ring can exchange.
     """
     room = [capacity] * len(layout.replicas) if isinstance(capacity, int) else capacity
-    faults, kinds, whole = [*_order(placement), *_waves(placement)], kinds_of(layout), list[int]()
-    for task in placement.tasks:
-        if (sequences := _whole(task, lengths, room)) is None:
-            found = [*_members(task, kinds, max_degree)] or [*_heads(task, key_heads), *_slices(task, lengths, room)]
-            faults += [f"task {task.index} ({task.kind}): {fault}" for fault in found]
-            sequences = [] if found else [*{s.sequence for s in task.slices}]
-        whole += sequences
+    faults, kinds = [*_order(placement), *_waves(placement)], kinds_of(layout)
+    others, whole = _but_packs(placement.tasks, lengths, room)
+    for task in others:
+        found = [*_members(task, kinds, max_degree)] or [*_heads(task, key_heads), *_slices(task, lengths, room)]
+        faults += [f"task {task.index} ({task.kind}): {fault}" for fault in found]
+        whole += [] if found else {s.sequence for s in task.slices}
     if faults or sorted(whole) != list(range(len(lengths))):
         faults += _coverage(placement, lengths)
     return faults or replay(placement, layout)
 
 
-def _whole(task: Task, lengths: Sequence[int], room: Sequence[int]) -> list[int] | None:
-    """The sequences of a pack without fault, the usual task; None: to be looked at closely."""
-    slices, replica = task.slices, task.replicas[0] if task.replicas else -1
-    if task.kind != "pack" or len(task.replicas) != 1 or not slices or task.ulysses is not UNSET:
-        return None
-    if not 0 <= replica < len(room) or sum([s.stop for s in slices]) > room[replica]:
-        return None
-    sequences = [s.sequence for s in slices]
-    if min(sequences) < 0 or max(sequences) >= len(lengths):
-        return None
-    right = (s.replica == replica and not s.start and s.stop == lengths[s.sequence] for s in slices)
-    return sequences if all(right) else None
+def _but_packs(tasks: Sequence[Task], lengths: Sequence[int], room: Sequence[int]) -> tuple[list[Task], list[int]]:
+    """The tasks to be looked at closely, and the sequences of the others: packs without fault, which most are."""
+    lone = [t.kind == "pack" and len(t.replicas) == 1 and bool(t.slices) and t.ulysses is UNSET for t in tasks]
+    packs, good = [*compress(tasks, lone)], np.array(lone, dtype=np.bool_)
+    if packs:
+        good[good] = _are_right(packs, lengths, room)
+    whole = [s.sequence for t in compress(tasks, good.tolist()) for s in t.slices]
+    return [*compress(tasks, (~good).tolist())], whole
+
+
+def _are_right(packs: Sequence[Task], lengths: Sequence[int], room: Sequence[int]) -> NDArray[np.bool_]:
+    """Which of these packs, of one replica each, have whole sequences for which their replica has room."""
+    slices, count = [s for t in packs for s in t.slices], [len(t.slices) for t in packs]
+    replica, begins = np.array([t.replicas[0] for t in packs]), np.cumsum([0, *count[:-1]])
+    sequence, stop = np.array([s.sequence for s in slices]), np.array([s.stop for s in slices])
+    known = (sequence >= 0) & (sequence < len(lengths))
+    right = known & (stop == np.array([*lengths, 0])[np.where(known, sequence, -1)])
+    right &= np.array([s.replica for s in slices]) == np.repeat(replica, count)
+    right &= np.array([s.start for s in slices]) == 0
+    there = (replica >= 0) & (replica < len(room))
+    most = np.array([*room, 0])[np.where(there, replica, -1)]
+    found: NDArray[np.bool_] = there & (np.add.reduceat(stop, begins) <= most) & np.logical_and.reduceat(right, begins)
+    return found
 
 
 def _order(placement: Placement) -> Iterator[str]:

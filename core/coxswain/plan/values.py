@@ -19,7 +19,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop: int
 
 
-class Task(msgspec.Struct, frozen=True):
+class Task(msgspec.Struct, frozen=True, gc=False):
     """The unit of execution.
 
     A *pack* has one replica and whole short sequences. A *ring* has D >= 2 replicas in ring order
@@ -41,14 +41,14 @@ class Task(msgspec.Struct, frozen=True):
     every device. Keys go round among what remains. Unset: none do, keys go round among all members."""
 
 
-class Operation(msgspec.Struct, frozen=True, array_like=True):
+class Operation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One entry of a stage's operation list: run forward ("F") or backward ("B") of a task."""
 
     kind: Literal["F", "B"]
     task: int
 
 
-class StageOperations(msgspec.Struct, frozen=True):
+class StageOperations(msgspec.Struct, frozen=True, gc=False):
     """The operations of one stage of one replica in a step, in order."""
 
     replica: int

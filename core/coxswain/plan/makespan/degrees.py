@@ -64,6 +64,8 @@ def least_degrees(problem: Problem, lengths: Ints, target: float) -> Ints:
     best = np.zeros_like(lengths)
     best_seconds = np.full(lengths.shape, np.inf)
     for part in (inside, between):
+        if (part.low > part.high).all():
+            continue
         degree = _bisect(problem.cost, lengths, part, target)
         seconds = np.where(part.low <= part.high, _seconds(problem.cost, lengths, degree, part.inside_node), np.inf)
         better = (best_seconds > target) & (seconds < best_seconds)
@@ -82,13 +84,19 @@ def degrees_by(problem: Problem, lengths: Ints, seconds: float) -> Ints:
     if speeds[0] == speeds[-1]:
         return degrees
     late = np.flatnonzero(ring_seconds(problem, lengths, degrees) > seconds * usual)
-    every = np.arange(1, speeds.size + 1)
-    for i in late[:LATE].tolist():
-        ends = ring_seconds(problem, np.full_like(every, lengths[i]), every) / speeds
-        ends[: max(1, -(-int(lengths[i]) // problem.capacity) - 1)] = np.inf
-        good = ends <= seconds
-        degrees[i] = 1 + int(good.argmax() if good.any() else ends.argmin())
+    if late.size:
+        degrees[late[:LATE]] = _on_fastest(problem, lengths[late[:LATE]], speeds, seconds)
     return degrees
+
+
+def _on_fastest(problem: Problem, lengths: Ints, speeds: Floats, seconds: float) -> Ints:
+    """Returns the least degrees whose rings end within so many seconds on the fastest replicas, else those that end first."""
+    every = np.arange(1, speeds.size + 1)
+    ends = ring_seconds(problem, lengths[:, None], every) / speeds
+    ends[every < np.maximum(2, -(-lengths // problem.capacity))[:, None]] = np.inf
+    good = ends <= seconds
+    found: Ints = 1 + np.where(good.any(axis=1), good.argmax(axis=1), ends.argmin(axis=1))
+    return found
 
 
 def ring_seconds(problem: Problem, lengths: Ints, degrees: Ints) -> Floats:

@@ -29,8 +29,11 @@ class Line:
 
     def turned(self, places: Ints) -> Ints:
         """Returns these places in ring order; they must rise."""
-        if places[0] // self.size == places[-1] // self.size:
+        count = int(places[-1] // self.size - places[0] // self.size) + 1
+        if count == 1:
             return places[_fold(places.size)]
+        if places.size == count * self.size:
+            return places.reshape(count, self.size)[_fold(count)][:, _fold(self.size)].ravel()
         nodes = np.split(places, np.flatnonzero(np.diff(places // self.size)) + 1)
         return np.concatenate([nodes[k][_fold(nodes[k].size)] for k in _fold(len(nodes)).tolist()])
 

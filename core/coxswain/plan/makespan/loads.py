@@ -60,10 +60,10 @@ def _runs_of(behind: Ints, degree: int) -> Runs:
     return Runs(degree, stops, int(widths[0]) if widths.size == 1 else 0)
 
 
-def _tables(whole: Floats) -> list[Floats]:
-    """Returns the greatest of 1, 2, 4, ... neighbours from each node on."""
+def _tables(whole: Floats, most: int) -> list[Floats]:
+    """Returns the greatest of 1, 2, 4, ... neighbours from each node on, up to `most`."""
     tables, width = [whole], 1
-    while 2 * width <= whole.size:
+    while 2 * width <= most:
         tables.append(np.maximum(tables[-1][:-width], tables[-1][width:]))
         width *= 2
     return tables
@@ -127,7 +127,7 @@ class ReplicaLoads:
 
     def _nodes(self, degree: int, whole: Floats) -> Seats:
         runs = self._runs(degree)
-        at = int(runs.free(_tables(whole)).argmin())
+        at = int(runs.free(_tables(whole, runs.width)).argmin())
         nodes = np.arange(at, runs.stops[at])
         places: Ints = (nodes[:, None] * self.size + np.arange(self.size)).ravel()
         places = places[np.repeat(self.counts[nodes], self.size) > places % self.size]
@@ -178,7 +178,7 @@ class ReplicaLoads:
         return self._starts(_first(self.rows), self.first_of(WHOLE))
 
     def _starts(self, first: Floats, whole: Floats) -> Starts:
-        tables = _tables(whole)
+        tables = _tables(whole, whole.size)
         degrees = [*range(1, self.size + 1), *(runs.degree for runs in self._widths)]
         seconds = [*first.min(axis=1).tolist(), *(float(runs.free(tables).min()) for runs in self._widths)]
         return Starts(np.array(degrees), np.array(seconds))

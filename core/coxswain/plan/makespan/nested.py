@@ -10,6 +10,7 @@ levelled; room is kept for the short sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -113,7 +114,7 @@ class Nest:
         seconds, before = np.concatenate([own, packs], axis=1), self._ends(level)
         if float(own.min(axis=0).sum() + before.sum()) / before.size >= give_up:
             return False
-        blocks = _longest_first(level, seconds, before.copy())
+        blocks = deal_longest_first(level, seconds, before.copy())
         blocks.level(LEVEL * _even(level, seconds, before))
         for i, block in enumerate(blocks.where[: long.size].tolist()):
             self.add(int(long[i]), level.blocks[block], float(seconds[level.of[block], i]))
@@ -149,11 +150,37 @@ def _even(level: Level, seconds: Floats, before: Floats) -> float:
     return float(((seconds * rates[:, None]).min(axis=0).sum() + (before * each).sum()) / each.sum())
 
 
-def _longest_first(level: Level, seconds: Floats, loads: Floats) -> Blocks:
+def deal_longest_first(level: Level, seconds: Floats, loads: Floats) -> Blocks:
     """Gives each sequence to the block that ends it first, of several to the first one."""
     where = np.zeros(seconds.shape[1], dtype=np.int64)
-    for i in np.argsort(-seconds.min(axis=0), kind="stable").tolist():
+    order = np.argsort(-seconds.min(axis=0), kind="stable")
+    if len(seconds) == 1:
+        return Blocks(level.of, seconds, _to_the_lowest(seconds[0, order].tolist(), order, loads), loads)
+    for i in order.tolist():
         ends = loads + seconds[level.of, i]
         where[i] = best = int(ends.argmin())
         loads[best] = ends[best]
     return Blocks(level.of, seconds, where, loads)
+
+
+def _to_the_lowest(seconds: list[float], order: Ints, loads: Floats) -> Ints:
+    """The same where all blocks take as long; `loads` grow. Loads that differ may end as one, once they are rounded."""
+    blocks, where = dict[float, list[int]](), np.zeros_like(order)
+    for block, load in enumerate(loads.tolist()):
+        blocks.setdefault(load, []).append(block)
+    heap = sorted(blocks)
+    for i, took in zip(order.tolist(), seconds, strict=True):
+        end, alike = heap[0] + took, [heappop(heap)]
+        while heap and heap[0] + took == end:
+            alike.append(heappop(heap))
+        where[i] = block = heappop(blocks[min(alike, key=lambda load: blocks[load][0])])
+        for load in alike:
+            if blocks[load]:
+                heappush(heap, load)
+            else:
+                del blocks[load]
+        if end not in blocks:
+            heappush(heap, end)
+        heappush(blocks.setdefault(end, []), block)
+        loads[block] = end
+    return where

@@ -74,6 +74,8 @@ def _round(level: Floats, limit: Floats, seconds: Floats, most: int) -> Ints:
     key = level + (seconds - seconds.min())
     after = np.where(level + seconds > limit, np.inf, key + seconds)
     chosen = np.flatnonzero((key < after.min()) & (after < np.inf))
+    if not chosen.size:  # its seconds are too few to change the sum
+        return np.array([after.argmin()])
     return chosen[np.argsort(key[chosen], kind="stable")][:most]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from coxswain.cost.model import Floats
 from coxswain.plan.bounds import lower_bound
 from coxswain.plan.makespan.columns import are_few, place_columns
+from coxswain.plan.makespan.dealing import by_kind
 from coxswain.plan.makespan.degrees import degrees_by, ring_seconds
 from coxswain.plan.makespan.loads import Ints
 from coxswain.plan.makespan.nested import block_sizes, place_nested
@@ -47,6 +48,7 @@ EXACT, FIT = 1.002, 4  # times such a target: good enough; packs are fitted wher
 GOOD = 1.03  # times the lower bound: of nested blocks good enough
 LIKE = 1.03  # times the lower bound, with uneven speeds: good enough not to try another way
 ENOUGH = 1.045  # times the lower bound: then targets are not tried behind nested blocks, nor these behind targets
+DEALS = 2  # of sequences to slow replicas by themselves and to all others, the second by what the first reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def _heeding(problem: Problem, best: list[Draft]) -> list[Draft]:
     bound, end = lower_bound(problem), simulate(problem, best).makespan
     for lost, way in ways(problem):
         if end > bound * max(LIKE, 1 + lost):
-            drafts = _planned(way)
+            drafts = by_kind(_planned, way, DEALS)
             end, best = min((end, best), (simulate(problem, drafts).makespan, drafts), key=itemgetter(0))
     return best
 

@@ -23,14 +23,21 @@ BROKEN = 0.1  # of a node's work: about what it costs that the node is smaller t
 
 
 def ways(problem: Problem) -> list[tuple[float, Problem]]:
-    """The step on other nodes, with the part of the work that is about lost there by slow members; the least first."""
+    """The step on other nodes, with the part of the work that is about lost there by slow members; the least first.
+
+    Last, where others hold the longest sequence: with a few slow replicas by themselves, as if these were idle.
+    """
     found = [(slowed(problem), problem), (CROSSING, by_speed(problem)), (CROWDED, by_speed(problem, slow_first=True))]
     slow = np.flatnonzero(problem.speeds < APART * _fastest(problem, problem.speeds))
-    if 0 < slow.size <= FEW * problem.replicas:
-        broken = np.unique(problem.nodes[slow]).size / (int(problem.nodes.max()) + 1)
-        few = _apart(problem, slow[np.argsort(-problem.speeds[slow], kind="stable")])
-        found.append((slowed(few) + BROKEN * broken, few))
-    return sorted(found, key=itemgetter(0))
+    if not 0 < slow.size <= FEW * problem.replicas:
+        return sorted(found, key=itemgetter(0))
+    broken = np.unique(problem.nodes[slow]).size / (int(problem.nodes.max()) + 1)
+    few = _apart(problem, slow[np.argsort(-problem.speeds[slow], kind="stable")])
+    found = sorted([*found, (slowed(few) + BROKEN * broken, few)], key=itemgetter(0))
+    others = min(problem.max_degree, problem.replicas - slow.size)
+    if int(problem.lengths.max(initial=0)) <= others * problem.capacity:
+        found.append((float(problem.speeds[slow].sum() / problem.speeds.sum()), _by_themselves(problem, slow)))
+    return found
 
 
 def rounded(problem: Problem) -> Problem:
@@ -56,6 +63,13 @@ def by_speed(problem: Problem, *, slow_first: bool = False) -> Problem:
     nodes[order] = np.arange(problem.replicas) // problem.node_size
     slow = msgspec.structs.replace(c, inside_node_gbps=c.between_nodes_gbps)
     return dataclasses.replace(problem, nodes=nodes, cost=dataclasses.replace(problem.cost, constants=slow))
+
+
+def _by_themselves(problem: Problem, slow: Ints) -> Problem:
+    """The same step as if these replicas were of a kind that shares no ring with others."""
+    kinds = np.zeros_like(problem.kinds)
+    kinds[slow] = 1
+    return dataclasses.replace(problem, kinds=kinds)
 
 
 def _apart(problem: Problem, slow: Ints) -> Problem:

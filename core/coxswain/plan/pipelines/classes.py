@@ -88,6 +88,7 @@ def level_rest(short: Short, dealt: Deal) -> Ints:
     while at < replica.size:
         after = ends + took[at] / speeds
         chosen = np.flatnonzero(ends < after.min())
+        chosen = chosen if chosen.size else after.argmin(keepdims=True)  # its seconds are too few to change the sum
         chosen = chosen[np.argsort(ends[chosen], kind="stable")][: replica.size - at]
         now = slice(at, at + chosen.size)
         replica[now] = chosen

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.plan.makespan.degrees import ring_seconds
 from coxswain.plan.pipelines.classes import Deal, Packs, Short, cut_packs, deal, level_rest, short_of
-from coxswain.plan.pipelines.groups import Rings, Stack, degrees_for, rings_of
+from coxswain.plan.pipelines.groups import Group, Rings, Stack, degrees_for, rings_of
 from coxswain.plan.pipelines.operations import ordered
 from coxswain.plan.problem import Draft, Planner, Problem
-from coxswain.plan.simulate import simulate, task_seconds
+from coxswain.plan.simulate import seconds_of, simulate
 from coxswain.plan.values import Task
 
 Ints = NDArray[np.int64]
@@ -29,6 +29,7 @@ class Trial:
     """Rings and the dealing of short sequences; `dealt.level` is when the last pipeline ends, if none waits."""
 
     rings: Rings
+    groups: list[Group]
     stacked: Stack
     short: Short
     dealt: Deal
@@ -68,9 +69,9 @@ def even_pipelines(replicas: int, stages: int) -> Layout:
 
 def _estimate(problem: Problem, drafts: list[Draft]) -> float:
     """The end of a plan whose rings never wait: the sum of a pipeline's tasks, and stages - 1 times the longest."""
-    seconds_of, sizes = task_seconds(problem), np.array([len(draft.members) for draft in drafts], dtype=np.int64)
+    sizes = np.array([len(draft.members) for draft in drafts], dtype=np.int64)
     members = np.array([r for draft in drafts for r in draft.members], dtype=np.int64)
-    plain = np.repeat([seconds_of(draft.members, draft.sequences) for draft in drafts], sizes)
+    plain = np.repeat(seconds_of(problem, drafts), sizes)
     slowest = np.minimum.reduceat(problem.speeds[members], np.cumsum([0, *sizes[:-1]], dtype=np.int64))
     took, longest = plain / np.repeat(slowest, sizes), np.zeros(problem.replicas)
     np.maximum.at(longest, members, took)
@@ -137,7 +138,7 @@ def _trial(rings: Rings, short: Short, end: float) -> Trial | None:
     if groups is None:
         return None
     stacked = rings.stack(groups)
-    return Trial(rings, stacked, short, deal(short, stacked, stages, end))
+    return Trial(rings, groups, stacked, short, deal(short, stacked, stages, end))
 
 
 def drafts_of(trial: Trial) -> list[Draft]:
@@ -155,7 +156,7 @@ def drafts_of(trial: Trial) -> list[Draft]:
     place = np.where(rises, rank // 2, behind)
     found = [(int(p), Draft((int(r),), n)) for p, r, n in zip(place, packs.replica, names, strict=True)]
     at = before.copy()
-    for sequence, members in trial.stacked.rings:
+    for sequence, members in trial.rings.members(trial.groups):
         found.append((int(at[members[0]]), Draft(tuple(members.tolist()), (sequence,))))
         at[members] += 1
     return [draft for _, draft in sorted(found, key=itemgetter(0))]

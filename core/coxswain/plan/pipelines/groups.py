@@ -8,6 +8,7 @@ come before, over all of them.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,9 +24,8 @@ UNLIKE = 4  # a ring of a quarter of a group's degree or less does not join it
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Rings in the order in which they run, with their members; and of each replica their sum, longest and number."""
+    """Of each replica the sum of its rings, the longest and their number."""
 
-    rings: list[tuple[int, Ints]]
     sums: Floats
     longest: Floats
     count: Ints
@@ -94,17 +94,30 @@ class Rings:
 
     def stack(self, groups: list[Group]) -> Stack:
         count = self.problem.replicas
-        found, sums, longest, number = list[tuple[int, Ints]](), np.zeros(count), np.zeros(count), np.zeros(count, int)
+        stack = Stack(np.zeros(count), np.zeros(count), np.zeros(count, int))
+        wide = int(self.wide > 0)
+        for side_by_side in (groups[:wide], groups[wide:]):
+            if side_by_side:
+                self._add(stack, side_by_side)
+        return stack
+
+    def _add(self, stack: Stack, groups: list[Group]) -> None:
+        """Adds what groups run that are neighbours."""
+        degrees, first = np.array([group.degree for group in groups]), groups[0].first
+        members = self.order[first : first + int(degrees.sum())]
+        speeds = np.minimum.reduceat(self.problem.speeds[members], np.cumsum(degrees) - degrees)
+        ready = [self.ready(group.degree) for group in groups]
+        top = [r[group.start + 1] - r[group.start] for r, group in zip(ready, groups, strict=True)]
+        stack.sums[members] += np.repeat([group.seconds for group in groups] / speeds, degrees)
+        stack.longest[members] = np.maximum(stack.longest[members], np.repeat(top / speeds, degrees))
+        stack.count[members] += np.repeat([group.stop - group.start for group in groups], degrees)
+
+    def members(self, groups: list[Group]) -> Iterator[tuple[int, Ints]]:
+        """The rings in the order in which they run, with their members."""
         for group in groups:
-            members = self.order[group.first : group.first + group.degree]
-            speed, ready = float(self.problem.speeds[members].min()), self.ready(group.degree)
-            sums[members] += group.seconds / speed
-            longest[members] = np.maximum(longest[members], (ready[group.start + 1] - ready[group.start]) / speed)
-            number[members] += group.stop - group.start
-            home = np.sort(members)
+            home = np.sort(self.order[group.first : group.first + group.degree])
             mine = self.sequences[group.start : group.stop].tolist()
-            found += [(i, home) for i in (mine if self.wide and group.start else mine[::-1])]
-        return Stack(found, sums, longest, number)
+            yield from ((i, home) for i in (mine if self.wide and group.start else mine[::-1]))
 
 
 def rings_of(problem: Problem, sequences: Ints, seconds: float, *, wide: bool) -> Rings:

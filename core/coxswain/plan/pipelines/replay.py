@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from coxswain.layout import Layout
-from coxswain.plan.pipelines.lists import Ints, Operations, Place, Places, operations_of, places_of, starts
+from coxswain.plan.pipelines.lists import Operations, Place, Places, operations_of, places_of
 from coxswain.plan.pipelines.queues import Waiting, walk_waves
 from coxswain.plan.values import Operation, Placement, Task
 
@@ -48,30 +48,33 @@ def _complete(places: Places, found: Operations, tasks: tuple[Task, ...], kinds:
     """Whether all stages of a replica run each of its tasks once and in one order, backward after forward."""
     if ((found.task < 0) | (found.task >= len(tasks))).any():
         return False
-    many, wanted = _wanted(places, tasks, kinds)
-    block = found.place * 2 + found.backward
-    key = block * len(tasks) + found.task
-    order = np.argsort(key, kind="stable")
-    if not np.array_equal(key[order], wanted):
-        return False
-    by_block = found.task[np.argsort(block, kind="stable")]
-    before = np.arange(found.place.size) - len(kinds) * many[found.place]
-    deep = places.stage[found.place] > 0
-    back = found.backward[order]
-    in_one_order = bool((by_block[deep] == by_block[before[deep]]).all())
-    return in_one_order and (kinds == "F" or bool((order[~back] < order[back]).all()))
+    forward, backward = found.take(~found.backward), found.take(found.backward)
+    if kinds == "F":
+        return not backward.task.size and _all_once(places, forward, tasks)
+    return all(_all_once(places, each, tasks) for each in (forward, backward)) and _in_turn(found, forward, backward)
 
 
-def _wanted(places: Places, tasks: tuple[Task, ...], kinds: Kinds) -> tuple[Ints, Ints]:
-    """The number of tasks of each place; and of all places, kinds and tasks (place * 2 + kind) * tasks + task, rising."""
+def _all_once(places: Places, found: Operations, tasks: tuple[Task, ...]) -> bool:
+    """Whether a replica's first stage has each of its tasks once, and all others have them in that order."""
     replica = np.array([r for task in tasks for r in task.replicas], dtype=np.int64)
     number = np.repeat(np.arange(len(tasks)), [len(task.replicas) for task in tasks])
-    mine, first = number[np.argsort(replica, kind="stable")], starts(np.sort(replica), places.replicas)
-    many = np.diff(first)[places.replica]
-    rows = many * len(kinds)
-    place = np.repeat(np.arange(len(places)), rows)
-    kind, own = np.divmod(np.arange(place.size) - np.repeat(np.cumsum(rows) - rows, rows), np.maximum(1, many[place]))
-    return many, (place * 2 + kind) * len(tasks) + mine[first[places.replica[place]] + own]
+    many = np.bincount(replica, minlength=places.replicas)[places.replica]
+    if not np.array_equal(np.diff(found.first), many):
+        return False
+    deep = places.stage[found.place] > 0
+    before = np.flatnonzero(deep) - many[found.place[deep]]
+    top = places.replica[found.place[~deep]] * len(tasks) + found.task[~deep]
+    return np.array_equal(found.task[deep], found.task[before]) and np.array_equal(
+        np.sort(top), np.sort(replica * len(tasks) + number)
+    )
+
+
+def _in_turn(found: Operations, forward: Operations, backward: Operations) -> bool:
+    """Whether each place goes forward before backward in every task; it has each of them once."""
+    one, two = np.flatnonzero(~found.backward), np.flatnonzero(found.backward)
+    if not np.array_equal(forward.task, backward.task):
+        one, two = (at[np.lexsort((found.task[at], found.place[at]))] for at in (one, two))
+    return bool((one < two).all())
 
 
 def _named(lists: Lists, tasks: tuple[Task, ...], kinds: Kinds) -> Iterator[str]:

@@ -65,6 +65,7 @@ class Lines:
         set_back = view.known_until < self._known_until  # the clock went back: held lines would wait for their old time
         self._print_until(math.inf if view.ended or set_back else view.known_until)
         self._known_until = view.known_until
+        self._console.file.flush()  # what a slow reader did not take before
 
     def say(self, text: str) -> None:
         self._print(time.time(), text)
@@ -87,13 +88,15 @@ class Lines:
 
 
 class Panels:
-    """Keeps a panel in place. `show` refreshes it, no thread: the run forks processes."""
+    """Keeps a panel in place. `show` refreshes it, unless the terminal still has to take earlier ones."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
 
     def show(self, view: View) -> None:
-        self._live.update(panel(view), refresh=True)
+        file = self._live.console.file
+        file.flush()
+        self._live.update(panel(view), refresh=not getattr(file, "is_behind", False))
 
     def say(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, TextIO
 
 import typer
+
+_LOOK = 0.1  # seconds between two looks for a request to stop
 
 
 class Interrupts:
@@ -55,28 +58,52 @@ class Interrupts:
 
 
 class SteadyStream:
-    """A text stream that outlives its reader.
+    """A text stream that outlives its reader and waits for none. Use as `with`.
 
+    A run must go on while `less` shows a page or a terminal is halted: what the reader does not take yet is kept, and
+    written by a later `flush`. Leaving waits for the reader, unless a stop was requested twice, or until one is requested.
     The first error of a write requests a stop; what follows goes nowhere.
     """
 
     def __init__(self, stream: TextIO, interrupts: Interrupts) -> None:
         self._stream, self._interrupts = stream, interrupts
+        self._waiting, self._is_file = bytearray(), _is_file(stream)
+
+    def __enter__(self) -> SteadyStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        requests = self._interrupts.count
+        while self._waiting and requests < 2 and self._interrupts.count == requests:
+            self._push(_LOOK)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the reader has not taken all yet."""
+        return bool(self._waiting)
 
     def write(self, text: str) -> int:
-        try:
+        if not self._is_file:
             return self._stream.write(text)
-        except OSError as error:
-            self._lose(error)
+        self._waiting += text.encode(self._stream.encoding, self._stream.errors or "strict")
         return len(text)
 
     def flush(self) -> None:
+        self._push(0.0)
+
+    def _push(self, seconds: float) -> None:
+        """Writes what the reader takes within so many seconds. A pipe that is ready takes PIPE_BUF bytes without a wait."""
         try:
-            self._stream.flush()
+            while self._waiting and select.select((), (self._stream,), (), seconds)[1]:
+                written = os.write(self._stream.fileno(), self._waiting[: select.PIPE_BUF])
+                del self._waiting[:written]
         except OSError as error:
             self._lose(error)
 
     def _lose(self, error: OSError) -> None:
+        self._waiting.clear()
         discard(self._stream)
         complain(f"cox run: standard output cannot be written ({error.strerror}); this is taken as Ctrl-C")
         self._interrupts.hang_up()
@@ -84,6 +111,14 @@ class SteadyStream:
     def __getattr__(self, name: str) -> Any:
         """All else (`isatty`, `encoding`, `fileno`) is the stream's."""
         return getattr(self._stream, name)
+
+
+def _is_file(stream: TextIO) -> bool:
+    """Whether the operating system can say when it takes more."""
+    try:
+        return stream.fileno() >= 0
+    except OSError:
+        return False
 
 
 def discard(stream: TextIO) -> None:

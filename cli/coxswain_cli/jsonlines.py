@@ -32,6 +32,7 @@ class JsonOutput:
         if (now := (view.state, view.waiting_for)) != self._last:
             self._last = now
             self._write("state", state=view.state, waiting_for=view.waiting_for, step=view.step, steps=view.steps)
+        self._out.flush()  # what a slow reader did not take before
 
     def say(self, text: str) -> None:
         self._write("note", message=text)

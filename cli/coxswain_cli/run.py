@@ -74,8 +74,8 @@ def run_command(
     lost terminal save and stop; twice stops at once.
     """
     options = Options(tuple(settings or ()), until_step, retry, accept_older)
-    with Interrupts() as interrupts:
-        out = cast("TextIO", SteadyStream(sys.stdout, interrupts))
+    with Interrupts() as interrupts, SteadyStream(sys.stdout, interrupts) as stream:
+        out = cast("TextIO", stream)
         output: Output = JsonOutput(out) if as_json else TextOutput(out)
         raise typer.Exit(_run_files(files, workdir, options, output, interrupts))
 

@@ -48,8 +48,9 @@ def summary(job: Manifest, workdir: Path) -> Iterator[str]:
         )
     valid = {s.step: (s.tokens, s.loss) for s in all_steps(workdir)}  # the last line of a step is valid
     if valid:
-        tokens, (_, first), (_, last) = sum(t for t, _ in valid.values()), valid[min(valid)], valid[max(valid)]
-        yield f"  steps        {max(valid) + 1}, {amount(tokens)} tokens, loss {first:.4f} -> {last:.4f}"
+        begin, last = min(valid), max(valid)
+        first = f"{valid[begin][1]:.4f}{f' at step {begin}' if begin else ''}"
+        yield f"  steps        {last + 1}, {amount(_tokens(job, valid))} tokens, loss {first} -> {valid[last][1]:.4f}"
     if checkpoint := job.get("status", {}).get("lastCheckpoint"):
         yield f"  checkpoint   before step {checkpoint['step']}, {checkpoint['uri']}"
     for name in ("steps.jsonl", "events.jsonl", "logs"):
@@ -58,6 +59,12 @@ def summary(job: Manifest, workdir: Path) -> Iterator[str]:
     yield f"  report       cox report {shlex.quote(str(workdir))}"
     if is_suspended(job) or has_failed(job):
         yield f"  to resume    {_to_resume(job)}"
+
+
+def _tokens(job: Manifest, valid: dict[int, tuple[int, float]]) -> int:
+    """Of the whole run: the lines of its first steps may be gone, or in another work directory."""
+    recorded = str((job.get("status", {}).get("progress") or {}).get("tokens", ""))
+    return max(sum(tokens for tokens, _ in valid.values()), int(recorded) if recorded.isdecimal() else 0)
 
 
 def _to_resume(job: Manifest) -> str:

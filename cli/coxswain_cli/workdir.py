@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -91,21 +92,26 @@ class LoggedEvent(msgspec.Struct, frozen=True):
 
 
 class Tail:
-    """Complete lines of a growing file that were not read before; a torn last line waits for its rest."""
+    """Complete lines of a growing file that were not read before; a torn last line waits for its rest.
+
+    A file that was replaced by its own newer half is read on behind the last line that was read.
+    """
 
     def __init__(self, path: Path, from_start: bool = False) -> None:
-        self._path = path
-        self._offset = end_of_lines(path) if path.exists() and not from_start else 0
+        self._path, self._offset, self._last, self._file = path, 0, b"", 0
+        if path.exists() and not from_start:
+            self._offset, self._last = end_of_lines(path), next(lines_from_end(path), b"")
+            self._file = path.stat().st_ino
 
     def lines(self) -> Iterator[bytes]:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
-            file.seek(self._offset)
+            file.seek(self._place(file))
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self._offset += len(line)
+                self._offset, self._last = self._offset + len(line), line[:-1]
                 yield line
 
     def rest(self) -> bytes:
@@ -113,8 +119,26 @@ class Tail:
         if not self._path.exists():
             return b""
         with self._path.open("rb") as file:
-            file.seek(self._offset)
+            file.seek(self._place(file))
             return file.read()
+
+    def _place(self, file: BinaryIO) -> int:
+        """Where the lines begin that were not read."""
+        number = os.fstat(file.fileno()).st_ino
+        if self._file not in (0, number):
+            self._offset = _end_of(self._path, self._last)
+        self._file = number
+        return self._offset
+
+
+def _end_of(path: Path, line: bytes) -> int:
+    """Bytes up to the end of the last line that is this one; 0: there is none."""
+    end = end_of_lines(path)
+    for found in lines_from_end(path):
+        if found == line:
+            return end
+        end -= len(found) + 1
+    return 0
 
 
 def steps_of(tail: Tail) -> list[StepLine]:

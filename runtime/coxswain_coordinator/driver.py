@@ -68,7 +68,7 @@ class Driver:
         self._worlds = WorldManager(state, self._log, self._mixes, self._checkpoints, planner, author)
         state.store_executor.watch(lambda: store.last_error)
         self._stall_detector = StallDetector(state.job.first_step_timeout_seconds)
-        self._end_acks = 0  # services that have received the end
+        self._end_acks: set[str] = set()  # instances of services that have received the end
         self._follows = False  # workers of an earlier coordinator's world may still run
         self._garbage: asyncio.Task[None] | None = None  # a collection that runs beside the driver
         self._uncollected = False  # whether a manifest has come that no collection has seen
@@ -122,7 +122,7 @@ class Driver:
 
     async def drain(self) -> None:
         """Keeps answering until every service has received the end, or for some seconds."""
-        members = len(self._state.registry)
+        members = self._state.registry.instances()
         await self._state.notifier.wait_until(lambda: self._end_acks >= members, _DRAIN_SECONDS)
 
     def close(self) -> None:
@@ -130,8 +130,9 @@ class Driver:
         if self._worlds.solvers is not None:
             self._worlds.solvers.close()
 
-    def ack_end(self) -> None:
-        self._end_acks += 1
+    def ack_end(self, instance: str) -> None:
+        """`instance`: of the service that has received the end. It may receive it several times."""
+        self._end_acks.add(instance)
         self._state.notifier.notify(Topic.ANY)
 
     async def _open(self) -> None:

@@ -64,9 +64,16 @@ class BlockMap:
         return int(self._stops[-1]) if len(self.blocks) else 0
 
 
-def owner(shares: Iterable[LoaderShare], source: str, block: int) -> str:
-    """Name of the loader that owns the block at this position of the source."""
-    for share in shares:
-        if share.source == source and block % share.shares == share.share:
-            return share.loader
-    raise Refused("PlanBroken", f"no loader of this world owns block {block} of source {source!r}")
+class Owners:
+    """The loaders that own blocks. Made once: each of a step's sequences is looked up."""
+
+    def __init__(self, shares: Iterable[LoaderShare]) -> None:
+        self._loaders = {(s.source, s.shares, s.share): s.loader for s in shares}
+        self._shares = {source: shares for source, shares, _ in self._loaders}
+
+    def of(self, source: str, block: int) -> str:
+        """Name of the loader that owns the block at this position of the source."""
+        shares = self._shares.get(source, 1)
+        if loader := self._loaders.get((source, shares, block % shares)):
+            return loader
+        raise Refused("PlanBroken", f"no loader of this world owns block {block} of source {source!r}")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from coxswain.errors import Retryable, Stale
 from coxswain.wire import LoaderAddress, LoaderAddresses, World
-from coxswain_data.block_map import BlockMap, BlockMaps, owner
+from coxswain_data.block_map import BlockMap, BlockMaps, Owners
 from coxswain_link.flight import Request, SliceClient, SliceRequest
 from coxswain_link.http_client import Client
 from coxswain_link.metrics import MetricsRegistry
@@ -36,7 +36,7 @@ class Fetcher:
         self, world: World, coordinator: Client, token: str, metrics: MetricsRegistry, blocks: BlockMaps | None = None
     ) -> None:
         """`blocks`: what earlier worlds have fetched."""
-        self._world, self._blocks = world, blocks or BlockMaps(coordinator)
+        self._world, self._blocks, self._owners = world, blocks or BlockMaps(coordinator), Owners(world.loaders)
         self._coordinator, self._token, self._metrics = coordinator, token, metrics
         self._clients: dict[str, tuple[LoaderAddress, SliceClient]] = {}
         self._block_maps: dict[str, BlockMap] = {}
@@ -69,7 +69,7 @@ class Fetcher:
         for place, part in enumerate(wanted):
             source = part.sequence.source
             block, _ = self._block_map(source, active).locate(part.sequence.index)
-            places[owner(self._world.loaders, source, block)].append(place)
+            places[self._owners.of(source, block)].append(place)
         return places
 
     def _block_map(self, source: str, active: Callable[[], bool]) -> BlockMap:

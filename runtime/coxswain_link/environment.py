@@ -21,6 +21,7 @@ from coxswain import names
 from coxswain.config import JobConfig, load_job
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
+from coxswain.termination import fitting
 from coxswain.wire import Fault, Finished
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ def allow_open_files() -> None:
 def write_fault(path: Path | None, fault: Fault) -> None:
     """Writes the fault where the kubelet (or the agent) reads it."""
     if path is not None:
-        path.write_bytes(msgspec.json.encode(fault))
+        path.write_bytes(msgspec.json.encode(fitting(fault)))
 
 
 class _Terminated(BaseException):

@@ -21,6 +21,8 @@ from coxswain_link.step_buffer import Buffer, StepArrays, unpack
 log = logging.getLogger(__name__)
 
 _MESSAGE = 16 << 10  # bytes: requests and replies are small, the data travels as a descriptor
+_MOST_SAID = 2 << 10  # characters of an error, so that a reply fits into a message
+_ACCEPT_AGAIN = 0.1  # seconds after an error, such as too many open files
 MAX_WAIT = 1.0  # seconds that one request may stay open; then the client looks whether its world is over
 
 
@@ -51,6 +53,7 @@ class HandoverServer:
 
     def __init__(self, name: str, token: str, provide: Provide, observe: Callable[[float], None] | None = None) -> None:
         self._token, self._provide, self._observe = token, provide, observe or (lambda _: None)
+        self._closed = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(name)
         self._listener.listen(64)
@@ -58,6 +61,7 @@ class HandoverServer:
 
     def close(self) -> None:
         """Stops listening; connections end with their peers."""
+        self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -65,8 +69,11 @@ class HandoverServer:
         while True:
             try:
                 peer, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError as error:
+                if self._closed.wait(_ACCEPT_AGAIN):
+                    return
+                log.warning("a worker cannot be served now: %s", error)
+                continue
             threading.Thread(target=self._serve, args=(peer,), name="handover-peer", daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
@@ -106,10 +113,10 @@ class HandoverServer:
 
 def _refusal(error: Exception) -> _Reply:
     if isinstance(error, Stale):
-        return _Reply("stale", message=str(error))
+        return _Reply("stale", message=str(error)[:_MOST_SAID])
     if isinstance(error, Refused):
-        return _Reply("refused", error.reason, error.message)
-    return _Reply("failed", message=str(error))
+        return _Reply("refused", error.reason, error.message[:_MOST_SAID])
+    return _Reply("failed", message=str(error)[:_MOST_SAID])
 
 
 class _Broken(Exception):
@@ -172,13 +179,15 @@ class Handover:
             peer = self._connected()
             peer.settimeout(min(request.wait, MAX_WAIT) + 5.0)
             peer.send(msgspec.json.encode(request))
-            data, fds, _, _ = socket.recv_fds(peer, _MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
+            data, fds, flags, _ = socket.recv_fds(peer, _MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             self.close()
             raise _Broken(f"the constructor is unreachable ({error})") from error
         if not data:
             self.close()
             raise _Broken("the constructor ended")
+        if flags & socket.MSG_CTRUNC:
+            raise _Broken("this worker may open no more files, so the step's data cannot be taken")
         return msgspec.json.decode(data, type=_Reply), list(fds)
 
     def _connected(self) -> socket.socket:

@@ -13,6 +13,7 @@ import tenacity
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.import_guard import block_imports
+from coxswain.structs import UNDECODABLE
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault, Finished
 from coxswain_link.job_ended import JobEnded as JobEnded
 
@@ -176,7 +177,14 @@ def _policy(limit: float) -> dict[str, Any]:
 
 
 def _read(response: httpx.Response, type_: type[T] | None) -> T | None:
-    """The reply's body, or the error that its status stands for."""
+    """The reply's body, or the error that its status stands for. What is none of ours a proxy may have sent: it may pass."""
+    try:
+        return _decoded(response, type_)
+    except UNDECODABLE as error:
+        raise _Again(f"HTTP {response.status_code}: a reply that is none of this service's ({error})") from error
+
+
+def _decoded(response: httpx.Response, type_: type[T] | None) -> T | None:
     status = response.status_code
     if status == 204 or (status == 200 and type_ is None):
         return None

@@ -84,10 +84,11 @@ def _secret_keys(secret: str, folder: Path) -> tuple[str, str, str | None]:
     """The keys as they are mounted now: the kubelet updates them."""
     try:
         key, value = ((folder / name).read_text().strip() for name in _KEYS)
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"{error.filename} is missing" if isinstance(error, OSError) else f"one is no text: {error}"
         raise Refused(
             "SecretIncomplete",
-            f"endpoint.secretRef {secret!r}: needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY ({error.filename} is missing)",
+            f"endpoint.secretRef {secret!r}: needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY ({why})",
         ) from error
     token = folder / "AWS_SESSION_TOKEN"
     return key, value, token.read_text().strip() if token.exists() else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from coxswain import names
 from coxswain.errors import CoxswainError, Refused
 from coxswain.wire import JobReport, StepLine
-from coxswain_cli.readers.stored_run import mixes_at
+from coxswain_cli.readers.stored_run import mixes_at, steps_before
 from coxswain_cli.readers.values import Manifest, Progress, Seen, Write, reported, stored
 from coxswain_cli.reporting.model import RecordedRun
 from coxswain_cli.reporting.read import read_run
@@ -53,8 +53,11 @@ class FolderReader:
         run = read_run(self._workdir, steps)
         if run.job is None:
             return run
-        mixes, why = mixes_at(run.job.checkpoint)
-        return dataclasses.replace(run, mixes=mixes or run.mixes, notes=(why,) if why else ())
+        mixes, unmixed = mixes_at(run.job.checkpoint)
+        first = run.steps[0].step if run.steps else 0
+        earlier, missing = steps_before(first, run.job.checkpoint) if first else ((), "")
+        notes = tuple(filter(None, (unmixed, missing)))
+        return dataclasses.replace(run, steps=(*earlier, *run.steps), mixes=mixes or run.mixes, notes=notes)
 
     def logs(self, member: str, follow: bool, write: Write) -> None:
         tails: dict[Path, Tail] = {}

@@ -16,7 +16,8 @@ from coxswain.membership.values import MixRecord
 from coxswain.planlog import mix_key
 from coxswain.structs import UNDECODABLE
 from coxswain.uris import file_path, file_uri, is_file
-from coxswain_cli.reporting.model import MixInForce
+from coxswain_cli.reporting.model import MixInForce, RecordedStep
+from coxswain_cli.reporting.read import read_steps
 from coxswain_link.store import NotFound, Store, open_store
 
 _PATIENCE = 3.0  # seconds for which S3 may be unavailable
@@ -147,6 +148,15 @@ def mixes_at(checkpoint: CheckpointConfig) -> tuple[tuple[MixInForce, ...], str]
         return open_location(checkpoint.uri, checkpoint.endpoint).mixes(), ""
     except (CoxswainError, OSError) as error:
         return (), f"the mix is drawn as it is now: earlier ones at {checkpoint.uri} cannot be read ({error})"
+
+
+def steps_before(first: int, checkpoint: CheckpointConfig) -> tuple[tuple[RecordedStep, ...], str]:
+    """The steps before `first` as the location has them, and why those that could not be read are missing."""
+    try:
+        lines, _, _ = read_steps(open_location(checkpoint.uri, checkpoint.endpoint).step_lines())
+        return tuple(line for line in lines if line.step < first), ""
+    except (CoxswainError, OSError) as error:
+        return (), f"steps before {first} are missing: those at {checkpoint.uri} cannot be read ({error})"
 
 
 def is_location(text: str) -> bool:

@@ -124,7 +124,8 @@ def _replacement(view: View, options: Options) -> ReplaceNode | None:
     if not lost:
         return None
     node = max(lost, key=lambda n: (lost[n], n))
-    return _of_node(view, options, node, rows[node], lost[node] / sum(lost.values()))
+    whole = sum(1 - view.speeds[d] for d in slow(view.speeds))  # also of devices that another node would not bring back
+    return _of_node(view, options, node, rows[node], lost[node] / whole)
 
 
 def _of_node(view: View, options: Options, node: str, devices: list[Device], share: float) -> ReplaceNode | None:

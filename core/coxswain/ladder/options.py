@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from coxswain.ladder.values import LEAST_GAIN, Kind, Option, Options, Speeds
-from coxswain.layout import Layout, Replica
+from coxswain.layout import Device, Layout, Replica
 from coxswain.plan.layouts.chains import Chain, with_layers
 from coxswain.plan.layouts.costs import Costs, Group, make_group
 from coxswain.plan.layouts.migration import migration
@@ -43,14 +45,25 @@ def options_for(
     return Options(current, dict(speeds), stay, healthy, layouts)
 
 
+def surviving(current: Layout, devices: Collection[Device]) -> Layout | None:
+    """The replicas all of whose devices are there, as they are; the other devices on standby. None: no replica is whole."""
+    left = tuple(r for r in current.replicas if all(d in devices for s in r.stages for d in s.devices))
+    used = {d for r in left for s in r.stages for d in s.devices}
+    return Layout(left, tuple(sorted(set(devices) - used))) if left else None
+
+
 def without_lost(costs: Costs, current: Layout, speeds: Speeds, form: float = FORM) -> Option | None:
     """The replicas that lost no device, as they are: found at once. None: there is none, or the others lack the memory."""
     now = at_speeds(costs, speeds)
-    left = tuple(r for r in current.replicas if all(speeds.get(d, 1.0) > 0 for s in r.stages for d in s.devices))
-    if not left or not all(_fits(now, replica, len(left)) for replica in left):
-        return None
-    draft = data_only(now, draft_of(now, Layout(left)))
+    left = surviving(current, [seat.device for seat in current.ranks() if speeds.get(seat.device, 1.0) > 0])
+    draft = settled(now, left) if left else None
     return None if draft is None else _option(now, draft_of(now, current), "Groups", draft, form)
+
+
+def settled(costs: Costs, layout: Layout) -> Draft | None:
+    """The layout with micro-batches dealt by speed. None: a device of it is dead, or lacks the memory."""
+    fits = all(_fits(costs, replica, len(layout.replicas)) for replica in layout.replicas)
+    return data_only(costs, draft_of(costs, layout)) if fits else None
 
 
 def _fits(costs: Costs, replica: Replica, replicas: int) -> bool:

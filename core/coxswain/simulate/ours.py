@@ -23,8 +23,6 @@ from coxswain.simulate.senses import Senses
 from coxswain.simulate.world import World, load_seconds, planning_seconds
 from coxswain.stragglers.values import Report, State
 
-QUICK = 3  # times what leaving lost replicas out costs: planning that takes longer is not waited for after a loss
-
 
 class Ours:
     """`copies`: optimizer state has a copy on another node, so that a loss costs one step."""
@@ -154,7 +152,7 @@ class Ours:
         took = took if can_gain(options.stay, options.healthy, self._least_gain) else 0.0
         run.plans += 1
         self._ready = run.now + took, options
-        if not took:
+        if not took and self._recent:
             self._act(run)
 
     def _relayout(self, run: Run, rung: Relayout) -> None:
@@ -192,7 +190,8 @@ class Ours:
     def lost(self, run: Run) -> bool:
         """Survivors go on from memory; without copies, or after a second loss meanwhile, from the checkpoint.
 
-        At once without the replicas that lost a device, where planning takes long: a better layout follows. Else they plan first.
+        At once without the replicas that lost a device: a better layout follows. Where none is whole they plan first, as mode
+        Auto does.
         """
         if self._layout is None:
             self._first(run)
@@ -206,15 +205,15 @@ class Ours:
             return False
         assert self._layout
         whole = self._copies and gone == before
-        took = planning_seconds(run.world.costs.cluster.devices) * run.truth.planning
         quick = without_lost(run.world.costs, self._layout, self._speeds) if whole else None
-        if quick and took > QUICK * quick.change:
+        if quick:
             self._enter(run, quick.layout, quick.change + self._from_copies(run))
             self._least_gain = 0.0
+            self._plan(run, self._speeds)
             return True
         options = _options(run.world, self._layout, dict(self._speeds), LEAST_GAIN)
         run.plans += 1
-        run.wait(took, "planning")
+        run.wait(planning_seconds(run.world.costs.cluster.devices) * run.truth.planning, "planning")
         if not options.layouts:
             return False
         best = min(options.layouts, key=lambda o: o.seconds)

@@ -26,7 +26,7 @@ def workload(plan: PodPlan, count: int) -> Manifest:
     counts = {"coordinator": 1, "loader": plan.config.loaders, "trainer": count}
     queueing = plan.job["spec"]["scheduling"]["queueing"]
     sets = [_pod_set(role, counts[role], plan.spec_of(role)) for role in sorted(counts)]  # in the order of Kueue's own
-    sets[-1]["minCount"] = min(plan.config.min_trainers, count)
+    sets[-1]["minCount"] = plan.config.min_trainers
     spec = {"queueName": queueing["queueName"], "podSets": sets, **_priority(plan.job)}
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
     head = owner_of(plan.job)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coxswain.termination import TERMINATION_BYTES
 from coxswain_operator.local.objects import timestamp
 from coxswain_operator.local.processes import Command, Process, spawn
 
@@ -21,7 +22,6 @@ _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.25, 10.0  # seconds; shorter than a kubelet
 _LEFT_BACKOFF = 5.0  # a sidecar exits with 0 when its job has ended: the pod ends soon too
 _STARTUP_PERIOD = 0.1  # seconds between probes until the first success
 _STEADY_AFTER = 60.0  # a sidecar that ran this long starts over with the first back-off
-_MESSAGE_LIMIT = 4096  # bytes, the kubelet's
 _CANNOT_START = 128
 
 
@@ -149,5 +149,6 @@ class Container:
 
 def _termination_message(path: Path) -> str:
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        return file.read(_MESSAGE_LIMIT).decode(errors="replace")
+        file.seek(max(0, path.stat().st_size - TERMINATION_BYTES))  # the last bytes, as a kubelet
+        return file.read(TERMINATION_BYTES).decode(errors="replace")
     return ""

@@ -9,10 +9,9 @@ import msgspec
 from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import Manifest
 
-PROGRESS_SECONDS = 15  # progress alone is written at most this often
-COUNTS_SECONDS = (
-    5  # and so are numbers of pods, and messages of a job that makes no progress: a write costs what four pods cost
-)
+# A write costs what four pods cost.
+PROGRESS_SECONDS = 15  # progress and numbers of pods alone are written at most this often
+MESSAGE_SECONDS = 5  # and so are messages of a job that makes no progress
 
 
 class _Stored(msgspec.Struct, frozen=True, rename="camel"):
@@ -211,10 +210,13 @@ def due_at(old: JobStatus, new: JobStatus, now: float) -> float:
     if _without_counts(_steady(new)) != _without_counts(_steady(old)):
         return 0.0
     trains = _steady(new) == _steady(old) and new.progress != old.progress
+    counts = _said(new) == _said(old) and new.last_checkpoint == old.last_checkpoint
     written = seconds(old.updated_at)
     if written > now:  # the clock was set back meanwhile
         return 0.0
-    return written + (PROGRESS_SECONDS if trains else max(COUNTS_SECONDS, written - _starting_since(old)))
+    if trains:
+        return written + PROGRESS_SECONDS
+    return written + max(PROGRESS_SECONDS if counts else MESSAGE_SECONDS, written - _starting_since(old))
 
 
 def _starting_since(status: JobStatus) -> float:
@@ -229,6 +231,12 @@ def _steady(status: JobStatus) -> JobStatus:
     conditions = tuple(msgspec.structs.replace(c, message="") for c in status.conditions)
     slow = tuple(msgspec.structs.replace(s, slowdown="", action="") for s in status.stragglers or ())
     return msgspec.structs.replace(status, progress=None, last_checkpoint=None, conditions=conditions, stragglers=slow)
+
+
+def _said(status: JobStatus) -> tuple[str, ...]:
+    """Messages but for that of PodsReady, which names pods and changes as their numbers do."""
+    slow = (text for s in status.stragglers or () for text in (s.slowdown, s.action))
+    return *(c.message for c in status.conditions if c.type != "PodsReady"), *slow
 
 
 def _without_counts(status: JobStatus) -> JobStatus:

@@ -66,7 +66,7 @@ class Handlers:
     Long polls wait on the notifier; once the job has ended they raise JobEnded (410).
     """
 
-    def __init__(self, state: JobState, ack_end: Callable[[], None]) -> None:
+    def __init__(self, state: JobState, ack_end: Callable[[str], None]) -> None:
         self._state, self._ack_end = state, ack_end
 
     def routes(self, service: HttpService) -> None:
@@ -95,7 +95,7 @@ class Handlers:
     # --- joining ----------------------------------------------------------------------------------
 
     async def register(self, _: web.Request, body: Register) -> Registered:
-        self._check_ended()
+        self._check_ended(body.instance)
         return self._state.register(body)
 
     async def world(self, request: web.Request, _: None) -> World | None:
@@ -110,7 +110,7 @@ class Handlers:
             # True ends the poll early: the caller must register again.
             return True if unknown or self._state.worlds_lost != losses else None
 
-        found = await self._wait(request, changed, Topic.WORLD)
+        found = await self._wait(request, changed, Topic.WORLD, instance=instance or "")
         return found if isinstance(found, World) else None
 
     async def heartbeat(self, _: web.Request, body: Heartbeat) -> Ack:
@@ -135,13 +135,14 @@ class Handlers:
 
     async def shares(self, request: web.Request, _: None) -> Shares | None:
         name = request.query["loader"]
+        member = self._state.registry.member("loader", name)
 
         def mine() -> Shares | None:
             if not self._state.index_progress.shares:
                 return None
             return Shares(tuple(s for s in self._state.index_progress.shares if s.loader == name))
 
-        return await self._wait(request, mine, Topic.INDEX)
+        return await self._wait(request, mine, Topic.INDEX, instance=member.instance if member else "")
 
     async def indexed(self, _: web.Request, body: Indexed) -> None:
         self._state.add_indexed(body)
@@ -220,19 +221,25 @@ class Handlers:
         return web.Response(text=page(self._state.job.name, job_report(self._state)), content_type="text/html")
 
     async def _wait(
-        self, request: web.Request, look: Callable[[], T | None], topic: Topic, early: T | None = None
+        self,
+        request: web.Request,
+        look: Callable[[], T | None],
+        topic: Topic,
+        early: T | None = None,
+        instance: str = "",
     ) -> T | None:
         """The first value of `look`, which changes with `topic`, within the request's `wait` seconds.
 
         Checks the generation throughout.
 
-        `early`: the answer to a member of a world that this coordinator has not adopted yet.
+        `early`: the answer to a member of a world that this coordinator has not adopted yet. `instance`: of a service
+        that asks what only its own process asks, once at a time.
         """
         seconds = min(float(request.query.get("wait", "0")), MAX_WAIT)
         theirs = int(request.headers.get(GENERATION_HEADER, "-1"))
 
         def either() -> T | None:
-            self._check_ended()
+            self._check_ended(instance)
             if 0 <= theirs < self._state.generation:
                 raise Stale(f"generation {theirs} is over; the current one is {self._state.generation}")
             # A newer generation is an earlier coordinator's: this one has no world yet.
@@ -240,7 +247,8 @@ class Handlers:
 
         return await self._state.notifier.wait_until(either, seconds, topic)
 
-    def _check_ended(self) -> None:
+    def _check_ended(self, instance: str = "") -> None:
+        """Raises JobEnded. `instance`: of the service that learns of the end by it."""
         if self._state.finished is not None:
-            self._ack_end()
+            self._ack_end(instance)
             raise JobEnded(self._state.finished)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain.planlog import StrategyRecord
+from coxswain.termination import TERMINATION_BYTES, fitting
 from coxswain.trainer_figures import slow_words
 from coxswain.wire import Fault, JobReport, PredictedLayout, SourceReport, StrategyReport
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
@@ -24,7 +25,6 @@ TRAINERS = 64
 ALTERNATIVES = 8
 """Layouts beside the chosen one that a report names."""
 
-TERMINATION_BYTES = 4096
 """What the kubelet keeps of a termination message."""
 
 
@@ -165,15 +165,12 @@ def _sources(state: JobState) -> tuple[SourceReport, ...]:
 
 
 def termination_message(report: JobReport) -> bytes:
-    """The final report in at most 4096 bytes: no sources, as many of the latest events as fit."""
+    """The final report in at most 4096 bytes: no sources, as many of the latest events as fit, the fault cut at last."""
+    short = replace(report, sources=(), trainers=(), stragglers=(), waiting_for="", strategy=None)
     for count in (16, 4, 0):
-        events = report.events[-count:] if count else ()
-        message = msgspec.json.encode(
-            replace(report, sources=(), trainers=(), stragglers=(), events=events, waiting_for="", strategy=None)
-        )
+        message = msgspec.json.encode(replace(short, events=report.events[-count:] if count else ()))
         if len(message) <= TERMINATION_BYTES:
             return message
-    fault = report.fault and replace(report.fault, message=report.fault.message[:1000])
-    return msgspec.json.encode(
-        replace(report, sources=(), trainers=(), stragglers=(), events=(), waiting_for="", strategy=None, fault=fault)
-    )
+    bare = replace(short, events=(), slow="", fault=None)
+    room = TERMINATION_BYTES - len(msgspec.json.encode(bare)) + len(b"null")
+    return msgspec.json.encode(replace(bare, fault=report.fault and fitting(report.fault, room)))

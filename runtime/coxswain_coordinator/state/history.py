@@ -21,12 +21,15 @@ _MOST_UNSAVED = 1024
 _MOST_TIMINGS = 256 << 20
 """Bytes of timings.jsonl: some 200 steps of 1,024 ranks, 200,000 of one rank."""
 
+MOST_STEPS = 256 << 20
+"""Bytes of steps.jsonl: some 400,000 steps. The checkpoint location has the lines of all of them."""
+
 
 class History:
     """The steps that this process has closed."""
 
     def __init__(self, run_dir: Path | None, metrics: Metrics, hardware: str = "cpu") -> None:
-        self.steps = JsonlWriter(run_dir, "steps.jsonl")
+        self.steps = JsonlWriter(run_dir, "steps.jsonl", MOST_STEPS)
         self.timings = JsonlWriter(run_dir, "timings.jsonl", _MOST_TIMINGS)
         self.recent: deque[StepLine] = deque(maxlen=20)
         self.log = StepLog()

@@ -33,13 +33,14 @@ from coxswain.wire import (
     StopRequest,
     WorkerExit,
 )
+from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
 from coxswain_coordinator.index.progress import IndexProgress
 from coxswain_coordinator.state.changes import Changes
 from coxswain_coordinator.state.event_log import EventLog
 from coxswain_coordinator.state.history import History
 from coxswain_coordinator.state.notifier import Notifier, Topic
-from coxswain_coordinator.state.registry import Arrival, MemberRegistry
+from coxswain_coordinator.state.registry import Arrival, MemberRegistry, index_of
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.trainers import Trainers, forget
 from coxswain_coordinator.steps import seconds_beside_tasks, with_prediction, with_utilisation
@@ -96,7 +97,7 @@ class JobState:
             job.stragglers, clock, self.record_event, metrics["coxswain_straggler_slowdown"],
             accelerators=device_memory(job.parallelism.hardware) > 0,
         )  # fmt: skip
-        self.ladder = Ladder(job, self.request_layout, self.record_event)
+        self.ladder = Ladder(job, self.request_layout, self.record_event, joins=self._joins)
         self.guarded = Guard()  # calls of these two
         self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model
         self.index_progress = IndexProgress(job.mix)
@@ -180,6 +181,12 @@ class JobState:
         if session is None or session.lost or session.ending is not None:
             return False
         return session.move is None or not session.move.decided
+
+    def _joins(self) -> bool:
+        """Whether a trainer has registered that is not in the world: the next one has it."""
+        layout = self.session.world.layout if self.session else Layout(())
+        here = {device.trainer for device in devices_of(layout)}
+        return any(index_of(member.name) not in here for member in self.registry.present("trainer", self.size))
 
     def add_indexed(self, part: Indexed) -> None:
         if part.fault is not None:

@@ -81,8 +81,9 @@ class MemberRegistry:
     def loader_addresses(self) -> tuple[LoaderAddress, ...]:
         return tuple(LoaderAddress(m.name, m.host, m.port, m.instance) for m in self.of("loader"))
 
-    def __len__(self) -> int:
-        return sum(map(len, self._members.values()))
+    def instances(self) -> set[str]:
+        """Of every member."""
+        return {member.instance for role in self._members.values() for member in role.values()}
 
 
 def index_of(name: str) -> int:

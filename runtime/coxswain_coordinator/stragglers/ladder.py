@@ -1,20 +1,22 @@
 """Takes the ladder's rungs above Rebalance for a running job: another layout, and the wish for another node.
 
-The planner runs in a thread beside the driver. What it says of a world that is over, or of other speeds, is dropped.
+A lost device has speed 0. The planner runs in a thread beside the driver. What it says of a world that is over, or of other
+speeds, is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from coxswain.config import JobConfig
 from coxswain.ladder.decide import decide
 from coxswain.ladder.speeds import bucket, speed_of
 from coxswain.ladder.values import (
+    LEAST_GAIN,
     REPLACE_SECONDS,
     Change,
     Options,
@@ -29,7 +31,7 @@ from coxswain.planlog import Generation
 from coxswain.wire import NodeRequest, World
 from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.stragglers.guard import Guard
-from coxswain_coordinator.stragglers.offers import is_whole, offers
+from coxswain_coordinator.stragglers.offers import offers
 from coxswain_coordinator.stragglers.words import Straggler
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ MEASURED_STEPS = 16
 _RECENT = 5  # steps whose median is the seconds of a step
 _CHANGES = 64  # that are remembered
 
-Offers = Callable[[JobConfig, int, Layout, Speeds], Options]
+Offers = Callable[[JobConfig, int, Layout, Speeds, float], Options]
 Beside = Callable[..., Awaitable[Options]]
 RequestLayout = Callable[[Layout, str], None]
 RecordEvent = Callable[[str, str], None]
@@ -49,19 +51,20 @@ RecordEvent = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The world that the ladder decides for. `nodes`: by device, where known."""
+    """The world that the ladder decides for. `nodes`: by device, where known. `lost`: devices that the job had and shall have."""
 
     record: Generation
     vocabulary: int
     nodes: Mapping[Device, str]
+    lost: frozenset[Device]
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A change that was requested. `devices`: in words. `before`, `gain`: seconds of a step."""
+    """A change that was requested. `before`, `gain`: seconds of a step."""
 
     layout: Layout
-    devices: str
+    because: str
     before: float
     gain: float
 
@@ -71,16 +74,18 @@ class Ladder:
 
     def __init__(
         self, job: JobConfig, request_layout: RequestLayout, record_event: RecordEvent,
-        beside: Beside = asyncio.to_thread, planner: Offers = offers,
+        beside: Beside = asyncio.to_thread, planner: Offers = offers, joins: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
+        """`joins`: whether a trainer has registered that the next world takes in, whatever is planned for this one."""
         self._job, self._request_layout, self._beside, self._planner = job, request_layout, beside, planner
-        self._record_event, self._guarded = record_event, Guard()
+        self._record_event, self._guarded, self._joins = record_event, Guard(), joins
         self.request: NodeRequest | None = None
         self._home: Home | None = None
         self._step = 0
         self._powers: dict[Device, int] = {}  # of STEP, by slow device
         self._since: dict[Device, int] = {}
         self._planned: Speeds = {}
+        self._least_gain = LEAST_GAIN  # 0 in a layout that was formed after a loss, without a search
         self._options: Options | None = None
         self._changes: list[Change] = []
         self._recent: list[float] = []
@@ -95,7 +100,14 @@ class Ladder:
 
     @property
     def speeds(self) -> dict[Device, float]:
-        return {device: speed_of(power) for device, power in sorted(self._powers.items())}
+        """Of slow devices, and 0 of lost ones."""
+        slow = {device: speed_of(power) for device, power in sorted(self._powers.items())}
+        return slow | dict.fromkeys(sorted(self._home.lost) if self._home else (), 0.0)
+
+    def speeds_of(self, pods: Mapping[int, str]) -> Speeds:
+        """Of the slow devices of these pods, by index of the trainer."""
+        record = self._home and self._home.record
+        return {d: s for d, s in self.speeds.items() if record and _pod(record, d) == pods.get(d.trainer)}
 
     def enter(self, record: Generation, world: World, nodes: Sequence[str]) -> None:
         """A new world. Devices of pods that stay keep their speeds; what was planned for the world before is dropped."""
@@ -104,16 +116,35 @@ class Ladder:
         before, here = self._home, devices_of(record.layout)
         kept = {d for d in here if before and _pod(before.record, d) == _pod(record, d)}
         self._powers = {d: power for d, power in self._powers.items() if d in kept}
+        self._rewind(record.first_step)
         if before:  # it cost nothing while it had no work
-            self._since |= dict.fromkeys(set(before.record.layout.standby) - set(record.layout.standby), self._step + 1)
-        self._home = Home(record, world.vocabulary, {d: nodes[d.trainer] for d in here if nodes[d.trainer]})
+            idle = set(before.record.layout.standby) - set(record.layout.standby)
+            self._since |= dict.fromkeys(idle, record.first_step)
+        lost = self._lost_from(before, record)
+        self._since |= dict.fromkeys(lost - before.lost if before else lost, record.first_step)
+        self._home = Home(record, world.vocabulary, {d: nodes[d.trainer] for d in here if nodes[d.trainer]}, lost)
         if before is None or before.record.layout != record.layout:
             made = self._expected is not None and self._expected.layout == record.layout
             self._planned, self._expected = (self.speeds, self._expected) if made else ({}, None)
+            self._least_gain = 0.0 if lost and not made else LEAST_GAIN
         else:
             self._expected = None
         self._recent, self._options, self._leaving = [], None, False
         self._settle_request()
+        if not self._least_gain and not self._joins():
+            self._plan(self._home, self.speeds)  # while the world forms
+
+    def _lost_from(self, before: Home | None, record: Generation) -> frozenset[Device]:
+        """What the job shall have, has not, and had. A new coordinator does not know what it had: all that it shall have."""
+        trainers, each = record.size or self._job.trainers, self._job.devices_per_trainer
+        whole = {Device(t, d) for t in range(trainers) for d in range(each)}
+        had = devices_of(before.record.layout) | before.lost if before else whole
+        return frozenset((whole & had) - devices_of(record.layout))
+
+    def _rewind(self, step: int) -> None:
+        """Steps from this one on are done again: what was so then has been so since this one at the latest."""
+        self._since = {device: min(since, step) for device, since in self._since.items()}
+        self._changes = [replace(change, step=min(change.step, step)) for change in self._changes]
 
     def stepped(self, step: int, seconds: float, stragglers: Sequence[Straggler]) -> None:
         """A closed step took so many seconds; `stragglers`: all that are confirmed."""
@@ -160,7 +191,7 @@ class Ladder:
         now = median(self._recent)
         self._record_event(
             "LayoutMeasured",
-            f"the layout that changed because of {expected.devices}: a step takes {now:.3f} s and took "
+            f"the layout that changed because of {expected.because}: a step takes {now:.3f} s and took "
             f"{expected.before:.3f} s; it gains {expected.before - now:.3f} s, predicted were {expected.gain:.3f} s",
         )
 
@@ -168,7 +199,7 @@ class Ladder:
 
     def _decide(self, home: Home) -> None:
         """One decision at a time: none while a change is on its way, and none that placements make by themselves."""
-        if self._leaving or not is_whole(home.record.layout) or not (self._powers or self._planned):
+        if not self._recent or self._leaving or self._joins() or not (self.speeds or self._planned):
             return
         rung = decide(self._view(home))
         if isinstance(rung, Plan):
@@ -182,7 +213,7 @@ class Ladder:
         speeds, action = self.speeds, self._job.stragglers.action
         return View(
             action=action, step=self._step + 1, layout=home.record.layout, seconds=median(self._recent[-_RECENT:]),
-            speeds=speeds, planned=self._planned, since=self._since, nodes=home.nodes,
+            speeds=speeds, planned=self._planned, least_gain=self._least_gain, since=self._since, nodes=home.nodes,
             options=self._options, changes=tuple(self._changes),
             replace=REPLACE_SECONDS if action == "ReplaceNode" and self.request is None else None,
         )  # fmt: skip
@@ -197,7 +228,8 @@ class Ladder:
 
     async def _take_options(self, home: Home, speeds: Speeds) -> None:
         try:
-            found = await self._beside(self._planner, self._job, home.vocabulary, home.record.layout, speeds)
+            asked = home.vocabulary, home.record.layout, speeds, self._least_gain
+            found = await self._beside(self._planner, self._job, *asked)
         except Exception as error:  # training goes on as it is
             self._warn(f"{type(error).__name__}: {error}")
             found = Options(home.record.layout, speeds, 1.0, 1.0)
@@ -215,13 +247,20 @@ class Ladder:
     def _change(self, rung: Relayout) -> None:
         self._remember(Change(self._step + 1, rung.kind, rung.devices))
         before = median(self._recent[-_RECENT:])
-        devices = _named(rung.devices)
-        self._expected, self._leaving = Expected(rung.layout, devices, before, rung.gain), True
+        because = self._words(rung.devices)
+        self._expected, self._leaving = Expected(rung.layout, because, before, rung.gain), True
         self._request_layout(
             rung.layout,
-            f"because of {devices}: {rung.layout.summary()} is predicted to save {rung.gain:.3f} of {before:.3f} s of "
+            f"because of {because}: {rung.layout.summary()} is predicted to save {rung.gain:.3f} of {before:.3f} s of "
             f"each step, for {rung.cost:.1f} s once{self._aside(rung.layout)}",
         )
+
+    def _words(self, devices: frozenset[Device]) -> str:
+        """Slow devices by name, lost ones by their trainers."""
+        assert self._home
+        gone = sorted({device.trainer for device in devices & self._home.lost})
+        losses = [f"the loss of {', '.join(f'trainer-{index}' for index in gone)}"] if gone else []
+        return " and ".join([*map(_name, sorted(devices - self._home.lost)), *losses])
 
     def _aside(self, layout: Layout) -> str:
         """What becomes of devices that go on standby: no worker runs there that could be probed."""
@@ -229,13 +268,12 @@ class Ladder:
         idle = sorted(set(layout.standby) - set(self._home.record.layout.standby))
         if not idle:
             return ""
-        return f"; {_named(idle)} goes on standby: not probed, until its pod or the job's size is another one"
+        return f"; {' and '.join(map(_name, idle))} goes on standby: not probed, until its pod or the job's size is another one"
 
     def _ask(self, home: Home, rung: ReplaceNode) -> None:
         self._remember(Change(self._step + 1, "ReplaceNode", rung.devices))
         slow = " and ".join(
-            f"trainer-{d.trainer} device {d.device} computes {slowdown:.2f} x as long as its peers since step "
-            f"{self._since[d]}"
+            f"{_name(d)} computes {slowdown:.2f} x as long as its peers since step {self._since[d]}"
             for d, slowdown in rung.evidence
         )
         trainer = min(rung.devices).trainer
@@ -246,8 +284,8 @@ class Ladder:
         self._changes = [*self._changes[1 - _CHANGES :], change]
 
 
-def _named(devices: Iterable[Device]) -> str:
-    return " and ".join(f"trainer-{d.trainer} device {d.device}" for d in sorted(devices))
+def _name(device: Device) -> str:
+    return f"trainer-{device.trainer} device {device.device}"
 
 
 def _pod(record: Generation, device: Device) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from msgspec.structs import replace as with_fields
 
 from coxswain.config import JobConfig
-from coxswain.ladder.options import options_for
-from coxswain.ladder.values import Options, Speeds
-from coxswain.layout import Layout, capacities_of
+from coxswain.ladder.options import at_speeds, options_for
+from coxswain.ladder.values import LEAST_GAIN, Options, Speeds
+from coxswain.layout import Device, Layout, capacities_of
 from coxswain.plan.layouts.cluster import Cluster, DeviceState, Node
 from coxswain.plan.layouts.costs import Costs
 from coxswain_coordinator.capacity import capacity_fault, devices_of
@@ -17,26 +18,34 @@ from coxswain_coordinator.capacity import capacity_fault, devices_of
 _LEAST = 4  # micro-batches of a replica: plans deal tokens more finely than the layout planner deals micro-batches
 
 
-def offers(job: JobConfig, vocabulary: int, layout: Layout, speeds: Speeds) -> Options:
-    """Options from this layout at these speeds. Raises Refused where no layout fits."""
-    found = options_for(costs_of(job, vocabulary, layout), layout, speeds)
-    return replace(found, layouts=tuple(o for o in found.layouts if runs(job, layout, o.layout)))
+def offers(job: JobConfig, vocabulary: int, layout: Layout, speeds: Speeds, least_gain: float = LEAST_GAIN) -> Options:
+    """Options from this layout at these speeds; those of lost devices are 0. Raises Refused where no layout fits."""
+    costs = costs_of(job, vocabulary, layout, speeds)
+    found = options_for(costs, layout, _with_missing(costs, layout, speeds), least_gain=least_gain)
+    fit = tuple(o for o in found.layouts if runs(job, layout, o.layout))
+    return replace(found, speeds=dict(speeds), layouts=fit)
 
 
-def is_whole(layout: Layout) -> bool:
-    """Whether no trainer up to the last one is missing, and all have as many devices: the planner knows only those."""
-    devices = devices_of(layout)
-    trainers, each = 1 + max(d.trainer for d in devices), 1 + max(d.device for d in devices)
-    return len(devices) == trainers * each
+def costs_now(job: JobConfig, vocabulary: int, layout: Layout, speeds: Speeds) -> Costs:
+    """Of the layout's devices, at these speeds."""
+    costs = costs_of(job, vocabulary, layout, speeds)
+    return at_speeds(costs, _with_missing(costs, layout, speeds))
 
 
-def costs_of(job: JobConfig, vocabulary: int, layout: Layout) -> Costs:
-    """Of the layout's devices, all at speed 1; trainers are nodes."""
-    devices, parallel = devices_of(layout), job.parallelism
-    each = 1 + max(d.device for d in devices)
+def _with_missing(costs: Costs, layout: Layout, speeds: Speeds) -> dict[Device, float]:
+    """A device of the cluster that is not in the layout is not there."""
+    rows = costs.cluster.nodes
+    every = {Device(n, d) for n, node in enumerate(rows) for d in range(len(node.devices))}
+    return {**speeds, **dict.fromkeys(every - devices_of(layout), 0.0)}
+
+
+def costs_of(job: JobConfig, vocabulary: int, layout: Layout, others: Iterable[Device] = ()) -> Costs:
+    """Of the trainers up to the last one of the layout and of the other devices, all at speed 1; trainers are nodes."""
+    parallel, each = job.parallelism, job.devices_per_trainer
+    trainers = 1 + max(d.trainer for d in (*devices_of(layout), *others))
     capacity = min(*capacities_of(layout, parallel), job.batch.tokens_per_step)
     cluster = Cluster(
-        nodes=tuple(Node(f"trainer-{n}", (DeviceState(),) * each) for n in range(len(devices) // each)),
+        nodes=tuple(Node(f"trainer-{n}", (DeviceState(),) * each) for n in range(trainers)),
         global_batch=max(-(-job.batch.tokens_per_step // capacity), _LEAST * len(layout.replicas)),
         sequence=capacity, hardware=parallel.hardware, recompute=parallel.recompute,
         max_tensor=1 if job.optimizer.kind == "Muon" or job.model.custom else each, copies=job.copies,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -42,6 +43,7 @@ from coxswain_coordinator.world.formation import (
 )
 from coxswain_coordinator.world.living import GRACE_SECONDS, generations_held, source_for
 from coxswain_coordinator.world.presence import LEAVING_SECONDS, LOST_SECONDS, NEW_SECONDS, are_gathered
+from coxswain_coordinator.world.survivors import after_loss, has_lost
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +98,7 @@ class WorldManager:
     async def _create(self, number: int, agents: list[Register]) -> bool:
         run = self._state
         job = await self._with_layout(agents)
-        layout = self._layout(job, agents)
+        layout = await self._choose(self._layouts(job, agents), agents)
         if short := capacity_fault(job, layout):
             run.wait_for_capacity(short)
             return False
@@ -134,6 +136,25 @@ class WorldManager:
         """The one that was requested, if it is one of just these agents' devices; else the job's."""
         devices = [Device(index_of(a.name), d) for a in agents for d in range(a.devices)]
         return self._state.changes.layout_on(devices) or layout_of(job, agents)
+
+    def _layouts(self, job: JobConfig, agents: list[Register]) -> Sequence[Layout]:
+        """Layouts of the next world, the best first: after a loss also the replicas that are whole, as they are."""
+        run, own, pods = self._state, self._layout(job, agents), {index_of(a.name): a.pod for a in agents}
+        if run.session is None:
+            return (own,)
+        world, found = run.session.world, list[Layout]()
+        if run.session.planned and not has_lost(world.layout, run.size, pods):
+            return (own,)
+        speeds = run.ladder.speeds_of(pods)
+        run.guarded(lambda: found.extend(after_loss(job, world.vocabulary, world.layout, own, speeds)))
+        return found or (own,)
+
+    async def _choose(self, layouts: Sequence[Layout], agents: list[Register]) -> Layout:
+        """The first that can take its state from memory, else the first."""
+        for layout in layouts if len(layouts) > 1 else ():
+            if await self._source(layout, agents) is not None:
+                return layout
+        return layouts[0]
 
     async def _with_layout(self, agents: list[Register]) -> JobConfig:
         """The job; under mode Auto with the layout that was chosen for the agents' devices, or is chosen now."""

@@ -7,7 +7,7 @@ not depend on how boxes are cut: the sums of all ranks are equal before and afte
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -17,16 +17,18 @@ from coxswain.boxes import Box
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASK, _LOW = (1 << 64) - 1, (1 << 32) - 1
-_CHUNK = 1 << 17  # elements that are multiplied at a time: what is made of them stays in the cache
+_CHUNKS = {"cpu": 1 << 17}  # elements that are multiplied at a time: what is made of them stays in the cache
+_LARGE_CHUNK = 1 << 22  # on other devices, where a call costs more than what it moves
 
 
 def digest_of(values: Tensor) -> int:
     """Of dense values in their order, or of a flat buffer of bytes, whose number is a multiple of 8. Signed."""
-    words, total = values.reshape(-1).view(_BITS.get(values.element_size(), torch.int64)), 0
-    for number, part in enumerate(torch.split(words, _CHUNK)):
-        factors = _factors(min(_CHUNK, _power(len(part))), str(part.device), "message")[: len(part)]
-        total += int((_numbers(part) * factors).sum()) * (2 * number + 1)
-    return _signed(total)
+    words, most = values.reshape(-1).view(_BITS.get(values.element_size(), torch.int64)), _chunk(values.device)
+    sums = [
+        _numbers(part).mul_(_span(0, len(part), part.device, "message")).sum() * (2 * number + 1)
+        for number, part in enumerate(torch.split(words, most))
+    ]
+    return _read(sums)
 
 
 def chained(digests: Sequence[int]) -> int:
@@ -35,24 +37,33 @@ def chained(digests: Sequence[int]) -> int:
 
 
 def content_of(state: Mapping[str, Mapping[Box, Tensor]]) -> int:
-    """Of state, by kind and box. Modulo 2^64; contents add up."""
-    return sum(_box(kind, box, values) for kind, boxes in state.items() for box, values in boxes.items()) & _MASK
+    """Of state, by kind and box. Modulo 2^64; contents add up. Waits for the device once."""
+    boxes = ((kind, box, values) for kind, boxes in state.items() for box, values in boxes.items())
+    return _read([each for box in boxes for each in _sums(*box)]) & _MASK
 
 
-def _box(kind: str, box: Box, values: Tensor) -> int:
+def _sums(kind: str, box: Box, values: Tensor) -> Iterator[Tensor]:
+    """Parts of a box's content, modulo 2^64."""
     matrix = values.reshape(box.shape[0], -1).view(_BITS[values.element_size()])
     left = box.offset[1] * (matrix.shape[1] // box.shape[1]) if len(box.shape) > 1 else 0
     columns = _span(left, matrix.shape[1], values.device, "columns")
-    each, total = max(1, _CHUNK // matrix.shape[1]), 0
-    for start in range(0, matrix.shape[0], each):
-        part = _numbers(matrix[start : start + each])
-        rows = _span(box.offset[0] + start, len(part), values.device, "rows")
-        total += int(((part * columns).sum(1) * rows).sum())
-    return total * (2 * zlib.crc32(f"{kind} {box.name}".encode()) + 1)
+    each, salt = max(1, _chunk(values.device) // matrix.shape[1]), 2 * zlib.crc32(f"{kind} {box.name}".encode()) + 1
+    for number, part in enumerate(torch.split(matrix, each)):
+        rows = _span(box.offset[0] + number * each, len(part), values.device, "rows")
+        yield (_numbers(part).mul_(columns).sum(1) * rows).sum() * salt
+
+
+def _chunk(device: torch.device) -> int:
+    return _CHUNKS.get(device.type, _LARGE_CHUNK)
+
+
+def _read(sums: list[Tensor]) -> int:
+    """Their sum, signed."""
+    return int(torch.stack(sums).sum()) if sums else 0
 
 
 def _numbers(words: Tensor) -> Tensor:
-    """Words as numbers of 64 bits: products of two types take ten times as long.
+    """Words as numbers of 64 bits, of the caller's own: products of two types take ten times as long.
 
     The top bit of a word of 64 bits, a sign in fp64, would count 2^63 whatever its place: two of them would cancel. So the
     high half is put over the low one.

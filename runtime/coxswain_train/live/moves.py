@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from math import prod
 
 import torch
@@ -126,6 +126,9 @@ class Parcel:
         return [generation, number, sum(v.nbytes for v in self.views), chained(digests)]
 
 
+Flight = tuple[int, Pending, list[Parcel], list[Parcel]]  # a round, what it sends and what it receives
+
+
 @dataclass(slots=True)
 class Mover:
     """One rank's end of the moves. `faults`: messages that did not match their manifests.
@@ -142,19 +145,21 @@ class Mover:
     received: int = 0  # bytes, without manifests
 
     def run(self, every: Sequence[Sequence[Move]], have: Rooms, need: Rooms) -> None:
-        """A round begins before the one before it has ended."""
-        sources, targets = Rectangles(have), Rectangles(need)
-        flights: deque[tuple[int, Pending, list[Parcel], list[Parcel]]] = deque()
-        for number, moves in enumerate(every):
-            out = _by_peer((m.receiver, sources.views(m)) for m in moves if m.sender == self.me)
-            into = _by_peer((m.sender, targets.views(m)) for m in moves if m.receiver == self.me)
-            sends = [self._packed(peer, views, number) for peer, views in out]
-            receives = [self._parcel(peer, views, empty_dense) for peer, views in into]
-            flights.append((number, self._start(sends, receives), sends, receives))
-            if len(flights) == IN_FLIGHT:
-                self._finish(*flights.popleft())
+        """A round begins before the one before it has ended. While the first ones are under way, this rank copies what it needs
+        and holds already."""
+        sources, targets, todo = Rectangles(have), Rectangles(need), iter(enumerate(every))
+        flights = deque(self._begin(*each, sources, targets) for each in islice(todo, IN_FLIGHT))
+        copy_inside(have, need)
         while flights:
             self._finish(*flights.popleft())
+            flights.extend(self._begin(*each, sources, targets) for each in islice(todo, 1))
+
+    def _begin(self, number: int, moves: Sequence[Move], sources: Rectangles, targets: Rectangles) -> Flight:
+        out = _by_peer((m.receiver, sources.views(m)) for m in moves if m.sender == self.me)
+        into = _by_peer((m.sender, targets.views(m)) for m in moves if m.receiver == self.me)
+        sends = [self._packed(peer, views, number) for peer, views in out]
+        receives = [self._parcel(peer, views, torch.empty_like) for peer, views in into]
+        return number, self._start(sends, receives), sends, receives
 
     def _start(self, sends: Iterable[Parcel], receives: Iterable[Parcel]) -> Pending:
         return self.everyone.start([m for s in sends for m in s.messages], [m for r in receives for m in r.messages])
@@ -197,11 +202,6 @@ class Mover:
             if part is not view:
                 view.copy_(part)
         self.received += sum(view.nbytes for view in parcel.views)
-
-
-def empty_dense(view: Tensor) -> Tensor:
-    """`torch.empty_like` keeps strides."""
-    return view.new_empty(view.shape)
 
 
 def _by_peer(parts: Iterable[tuple[int, list[Tensor]]]) -> list[tuple[int, list[Tensor]]]:

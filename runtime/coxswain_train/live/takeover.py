@@ -26,7 +26,7 @@ from coxswain.transfers import Boxes, Links, Transfers, boxes_of, held_boxes, tr
 from coxswain_train.live.claims import Claim, Content, check_claims, check_contents, check_moved
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.digests import content_of
-from coxswain_train.live.moves import Move, Mover, bytes_of, copy_inside, moves_of, rounds
+from coxswain_train.live.moves import Move, Mover, bytes_of, moves_of, rounds
 from coxswain_train.live.state import Cut, LiveState
 from coxswain_train.parallel.shards import Shards
 from coxswain_train.parallel.state import KINDS, State
@@ -143,8 +143,6 @@ class TakeOver:
         fresh = target.cut(source.step)
         mover = Mover(target.copies.everyone, target.rank, target.generation, target.device)
         old_rooms, rooms = rooms_of(have.values()), rooms_of([fresh.own, fresh.copy])
-        copy_inside(old_rooms, rooms)
-        self.moved.ended("kept")
         mover.run(self._rounds(found, self._element), old_rooms, rooms)
         self.moved.ended("moves")
         fresh.agreed = None if held is None else held.agreed
@@ -187,7 +185,6 @@ class TakeOver:
         held, rooms = ({b: [w] for b, w in weights.items()} for weights in (self.weights, room))
         ((some, *_), *_) = (held | rooms).values()
         element = some.element_size()
-        copy_inside(held, rooms)
         mover.run(self._rounds(found, element), held, rooms)
         if mover.faults:
             raise Retryable(mover.faults[0])

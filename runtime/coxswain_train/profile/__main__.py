@@ -36,6 +36,7 @@ from coxswain.presets import PRESETS
 from coxswain.structs import UNDECODABLE
 from coxswain_link.environment import leave
 
+CPU = "cpu"  # the name of a device that is no GPU
 _GPUS = {"H200": "h200-141g", "H100": "h100-80g", "A100-SXM4-40GB": "a100-40g", "A100": "a100-80g"}
 
 
@@ -51,29 +52,50 @@ class Subject:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        subject = subject_of(options)
-    except Refused as refused:
+        subject, name = subject_of(options), device_name(options.device)
+        base = load_hardware(options.base or base_of(name))
+        _check_output(options.output)
+    except Refused as refused:  # before the minute in which all is measured
         sys.stderr.write(f"{refused.message}\n")
         return 2
-    device = options.device or ("cuda" if _has_gpu() else "cpu")
-    with _peers(options.processes if device == "cpu" and "RANK" not in os.environ else 1):
-        return _profile(options, subject, device)
+    with _peers(options.processes if name == CPU and "RANK" not in os.environ else 1):
+        return _profile(options, subject, name, base)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m coxswain_train.profile", description=__doc__.splitlines()[0])
     parser.add_argument("--job", type=Path, nargs="+", help="files of a job: its model, tokensPerReplica and recompute")
     parser.add_argument("--model", help="without --job: a preset, or a JSON file of a shape")
-    parser.add_argument("--vocabulary", type=int, default=0, help="where the tokenizer decides it")
-    parser.add_argument("--layers", type=int, default=0, help="measure so many of the model's layers; 0: all")
-    parser.add_argument("--tokens", type=int, default=0, help="most tokens of a task; default: the job's, or 4096")
+    parser.add_argument("--vocabulary", type=_count, default=0, help="where the tokenizer decides it")
+    parser.add_argument("--layers", type=_count, default=0, help="measure so many of the model's layers; 0: all")
+    parser.add_argument("--tokens", type=_count, default=0, help="most tokens of a task; default: the job's, or 4096")
     parser.add_argument("--recompute", choices=("None", "Selective", "Full"))
     parser.add_argument("--device", choices=("cpu", "cuda"))
-    parser.add_argument("--processes", type=int, default=2, help="on CPU without torchrun")
+    parser.add_argument("--processes", type=_positive, default=2, help="on CPU without torchrun")
     parser.add_argument("--base", help="hardware with what is not measured; default: by the device's name")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=_seconds, default=60.0)
     parser.add_argument("--output", type=Path, help="hardware file; default: standard output")
     return parser
+
+
+def _count(word: str, least: int = 0) -> int:
+    if not word.isdecimal() or int(word) < least:
+        raise argparse.ArgumentTypeError(f"{word!r}: allowed is a whole number of at least {least}")
+    return int(word)
+
+
+def _positive(word: str) -> int:
+    return _count(word, 1)
+
+
+def _seconds(word: str) -> float:
+    try:
+        found = float(word)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word!r}: allowed is a number above 0")
+    return found
 
 
 def subject_of(options: argparse.Namespace) -> Subject:
@@ -103,10 +125,20 @@ def _model(name_or_path: str) -> ModelConfig:
         ) from None
 
 
-def _has_gpu() -> bool:
+def device_name(wanted: str | None) -> str:
+    """Of the device that this rank measures. Raises Refused where the machine has none of the kind that is `wanted`."""
     import torch
 
-    return torch.cuda.is_available()
+    has_gpu = torch.cuda.is_available()
+    if wanted == "cuda" and not has_gpu:
+        raise Refused("NoDevice", "--device cuda: this machine has no CUDA device; use --device cpu")
+    on_gpu = has_gpu and wanted != "cpu"
+    return torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else CPU
+
+
+def _check_output(output: Path | None) -> None:
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise Refused("NoOutput", f"--output {str(output)!r}: give a file in a folder that exists")
 
 
 @contextmanager
@@ -134,7 +166,7 @@ def _peers(processes: int) -> Iterator[None]:
             other.wait()
 
 
-def _profile(options: argparse.Namespace, subject: Subject, device: str) -> int:
+def _profile(options: argparse.Namespace, subject: Subject, name: str, base: Hardware) -> int:
     import torch
     from torch._C._distributed_c10d import HashStore
     from torch.distributed.rendezvous import rendezvous
@@ -145,14 +177,15 @@ def _profile(options: argparse.Namespace, subject: Subject, device: str) -> int:
     from coxswain_train.profile.measure import measure
 
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    place = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if device == "cuda" else "cpu")
-    if device == "cuda":
+    on_gpu = name != CPU
+    place = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
+    if on_gpu:
         torch.cuda.set_device(place)
     else:
         torch.set_num_threads(1)  # as workers do
     store = next(rendezvous("env://"))[0] if ranks > 1 else HashStore()
     model = _sized(subject.model, options)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = torch.bfloat16 if on_gpu else torch.float32
     machine = RankMachine(
         ProcessGroups(store, rank, ranks, place),
         model,
@@ -166,9 +199,7 @@ def _profile(options: argparse.Namespace, subject: Subject, device: str) -> int:
     leave_world()
     if rank:
         return 0
-    name = torch.cuda.get_device_name(place) if device == "cuda" else "cpu"
-    base = load_hardware(options.base or base_of(name))
-    across = None if device == "cpu" else int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks))) < ranks
+    across = None if not on_gpu else int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks))) < ranks
     rates = fitted(measured, base.rates, across)
     error = error_of((predicted(step, rates, measured, not across), step.seconds) for step in held_out)
     rates = replace(rates, task_ms=rates.task_ms * subject.model.layers / model.layers)
@@ -183,15 +214,13 @@ def _sized(model: ModelConfig, options: argparse.Namespace) -> ModelConfig:
     return replace(model, layers=layers, vocabulary=model.vocabulary or options.vocabulary, init_from="")
 
 
-def base_of(device_name: str) -> str:
+def base_of(name: str) -> str:
     """The shipped hardware of a device."""
-    if device_name == "cpu":
-        return "cpu"
-    found = next((shipped for part, shipped in _GPUS.items() if part in device_name), "")
+    if name == CPU:
+        return CPU
+    found = next((shipped for part, shipped in _GPUS.items() if part in name), "")
     if not found:
-        raise Refused(
-            "UnknownDevice", f"device {device_name!r}: not known; name the hardware that is most like it by --base"
-        )
+        raise Refused("UnknownDevice", f"device {name!r}: not known; name the hardware that is most like it by --base")
     return found
 
 

@@ -13,6 +13,8 @@ E2E_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet 
 SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok kubectl jobset trainer training-operator
 # More than processors: half of a test's time is a wait for real processes.
 WORKERS ?= 4
+# Tests that take long compute more than they wait.
+SLOW_WORKERS ?= 2
 # One thread a process: workers, not BLAS, share the cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
@@ -85,9 +87,9 @@ manifests: .venv/.ready  ## write dist/install.yaml, the chart for people withou
 binaries: .venv/.ready  ## build etcd, Kubernetes' servers, Helm and an S3 server from Go modules into .cache/ (once, some minutes)
 	$(BIN)/python -m e2e.tools.build $(TEST_TOOLS)
 
-test-slow: .venv/.ready binaries  ## the long matrix, and the property tests on newly drawn examples
+test-slow: .venv/.ready binaries  ## the long matrix, and the property tests on newly drawn examples; goes on behind what passed at this commit
 	$(BIN)/python -m e2e.tools.build $(SCALE_TOOLS)
-	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile=drawn --timeout 1800
+	$(BIN)/python -m pytest -p tests.passed -m "slow or hypothesis" --hypothesis-profile=drawn --timeout 1800 -n $(SLOW_WORKERS)
 
 mutants: .venv/.ready binaries  ## small faults in a copy of the sources: which do the tests notice? MODULES=names, SAMPLE=n a module; goes on where it stopped
 	@$(BIN)/python -m tests.mutants $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(JOBS),--jobs $(JOBS))
@@ -119,8 +121,8 @@ bench-detect: .venv/.ready  ## detection of stragglers in simulated worlds: step
 bench-simulate: .venv/.ready  ## ours and rivals on traces of slow and lost devices in virtual time, into docs/results (a quarter of an hour)
 	@$(BIN)/python -m bench.simulate --write
 
-bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the same tokens, one replica, two, and two stages (some minutes)
-	@$(BIN)/python -m bench.engine
+bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the same tokens, one replica, two, and two stages, into docs/results (some minutes)
+	@$(BIN)/python -m bench.engine --write
 	@$(BIN)/python -m bench.pipeline
 
 bench-strategy: .venv/.ready  ## layouts for the published settings of FlexSP and Hydraulis, predicted (ten minutes)

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.engine_table import System, check_same, print_results
+from bench.engine_table import System, check_same, figures, print_results
+from bench.recorded import keep
 from bench.scale.processes import cpu_seconds
 from tests.local.jobs import SERVICES, Run, descendants, job_objects, wait_until
 
@@ -135,6 +136,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=15, help="measured, of each run")
+    parser.add_argument("--write", action="store_true", help="also into docs/results/engine.json")
     options = parser.parse_args()
     plains, ones, twos = [], [], []
     with tempfile.TemporaryDirectory(prefix="coxswain-engine-") as name:
@@ -146,6 +148,8 @@ def main() -> int:
             twos.append(measure(folder, 2, options.steps))
     check_same(plains, [*ones, *twos])
     print_results(plains, ones, twos)
+    if options.write:
+        keep("engine", "The whole system beside a plain torch loop", "make bench-engine", figures(plains, ones, twos))
     return 0
 
 

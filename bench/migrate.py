@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -29,7 +29,6 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 
 from bench.recovery import ends
 from coxswain.config import ModelConfig
@@ -40,11 +39,13 @@ from coxswain.live import Holder, LiveSource
 from coxswain.models import parameter_specs
 from coxswain.transfers import boxes_of, held_boxes, least_bytes
 from coxswain.wire import Shard
+from coxswain_link.environment import leave
 from coxswain_link.store import open_store
+from coxswain_train.agent.devices import fork_server_environment
 from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.engine.engine import Engine
 from coxswain_train.live.state import LiveState
-from coxswain_train.parallel.process_groups import ProcessGroups, leave_world
+from coxswain_train.parallel.process_groups import ProcessGroups, join, leave_world, listen
 from coxswain_train.parallel.shards import shards
 from tests.distributed import training
 from tests.distributed.plans import random_plan
@@ -55,7 +56,7 @@ from tests.local.jobs import Run, wait_until, write_corpus
 from tests.local.test_run_sizes import living_job, scale, stop
 
 STREAM = Stream(lengths=(64, 64, 64, 64), vocabulary=training.VOCABULARY)
-CPU = torch.device("cpu")
+CPU, HOST = torch.device("cpu"), "127.0.0.1"
 DEADLINE = 300.0
 
 
@@ -136,13 +137,13 @@ def train(engine: Engine, layout: Layout, steps: range) -> list[float]:
     return seconds
 
 
-def run_rank(folder: str, rank: int, change: Change, model: ModelConfig) -> dict[str, Any] | None:
+def run_rank(ports: tuple[int, int], rank: int, change: Change, model: ModelConfig) -> dict[str, Any] | None:
     """One process: three steps, the change, a step."""
     torch.set_num_threads(1)
     live, copies, before = LiveState(), change.lost is not None, len(change.before.ranks())
     seconds: list[float] = []
     if rank < before:
-        world = ProcessGroups(dist.FileStore(f"{folder}/first", before), rank, before, CPU)
+        world = joined_world(ports[0], rank, before)
         engine = engine_of(world, model, change.before, live, 0, copies)
         engine.initialise(1)
         seconds = train(engine, change.before, range(3))
@@ -154,7 +155,7 @@ def run_rank(folder: str, rank: int, change: Change, model: ModelConfig) -> dict
     if rank == change.lost:
         return None
     left, after = time.perf_counter(), len(change.after.ranks())
-    world = ProcessGroups(dist.FileStore(f"{folder}/second", after), rank, after, CPU)
+    world = joined_world(ports[1], rank, after)
     joined = time.perf_counter()
     engine = engine_of(world, model, change.after, live, 1, copies)
     built = time.perf_counter()
@@ -177,6 +178,10 @@ def run_rank(folder: str, rank: int, change: Change, model: ModelConfig) -> dict
         "pause": ready - began if seconds else 0.0, "join": joined - left if seconds else 0.0,  # a new rank waits long
         "processor": spent, "moved": asdict(moved), "link": link, "phases": phases if seconds else {},
     }  # fmt: skip
+
+
+def joined_world(port: int, rank: int, ranks: int) -> ProcessGroups:
+    return ProcessGroups(join(HOST, port, ranks), rank, ranks, CPU)
 
 
 def source_of(change: Change) -> LiveSource:
@@ -236,20 +241,22 @@ def _put(results: Any, target: Any, rank: int, *args: Any) -> None:
     results.put((rank, target(rank, *args)))
 
 
-def _run(rank: int, folder: str, change: Change, model: ModelConfig) -> dict[str, Any] | None:
-    return run_rank(folder, rank, change, model)
+def _run(rank: int, ports: tuple[int, int], change: Change, model: ModelConfig) -> dict[str, Any] | None:
+    return run_rank(ports, rank, change, model)
 
 
 def restart_seconds(change: Change, model: ModelConfig) -> tuple[float, float]:
     """From the step boundary: saved by the ranks of the first layout, loaded by new processes in the second. Seconds, and seconds
     of the processor."""
     with tempfile.TemporaryDirectory() as folder:
-        saved = on_ranks(_save, range(len(change.before.ranks())), folder, change, model)
+        before, ranks = len(change.before.ranks()), len(change.after.ranks())
+        stores = [listen(HOST, each) for each in (before, ranks)]
+        saved = on_ranks(_save, range(before), folder, stores[0].port, change, model)
         listed = msgspec.json.encode([shard for each, _, _ in saved for shard in each])
         (Path(folder) / "shards.json").write_bytes(listed)
-        ranks = len(change.after.ranks())
         began, spent = time.perf_counter(), _children_seconds()
-        options = json.dumps([model.layers, model.hidden, [c.name for c in changes(model.layers)].index(change.name)])
+        number = [c.name for c in changes(model.layers)].index(change.name)
+        options = json.dumps([stores[1].port, model.layers, model.hidden, number])
         started = [
             subprocess.Popen([sys.executable, "-m", "bench.migrate", "--load", folder, str(rank), options])
             for rank in range(ranks)
@@ -266,10 +273,11 @@ def _children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _save(rank: int, folder: str, change: Change, model: ModelConfig) -> tuple[tuple[Shard, ...], float, float]:
+def _save(
+    rank: int, folder: str, port: int, change: Change, model: ModelConfig
+) -> tuple[tuple[Shard, ...], float, float]:
     torch.set_num_threads(1)
-    ranks = len(change.before.ranks())
-    world = ProcessGroups(dist.FileStore(f"{folder}/save", ranks), rank, ranks, CPU)
+    world = joined_world(port, rank, len(change.before.ranks()))
     engine = engine_of(world, model, change.before, LiveState(), 0, copies=False)
     engine.initialise(1)
     train(engine, change.before, range(1))
@@ -284,12 +292,11 @@ def _save(rank: int, folder: str, change: Change, model: ModelConfig) -> tuple[t
     return found, seconds, spent
 
 
-def load(folder: str, rank: int, layers: int, hidden: int, number: int) -> None:
+def load(folder: str, rank: int, port: int, layers: int, hidden: int, number: int) -> None:
     """A new process: joins, loads, spreads the weights."""
     torch.set_num_threads(1)
     change, model = changes(layers)[number], model_of(layers, hidden)
-    ranks = len(change.after.ranks())
-    world = ProcessGroups(dist.FileStore(f"{folder}/load", ranks), rank, ranks, CPU)
+    world = joined_world(port, rank, len(change.after.ranks()))
     engine = engine_of(world, model, change.after, LiveState(), 1, copies=change.lost is not None)
     listed = msgspec.json.decode((Path(folder) / "shards.json").read_bytes(), type=tuple[Shard, ...])
     save_load.load(open_store(f"file://{folder}/store"), listed, engine.make_room())
@@ -305,11 +312,10 @@ def model_of(layers: int, hidden: int) -> ModelConfig:
 def measure(change: Change, model: ModelConfig, rounds: int) -> Result:
     found = []
     for _ in range(rounds):
-        folder = tempfile.mkdtemp()
-        ranks = range(max(len(change.before.ranks()), len(change.after.ranks())))
-        outcomes = on_ranks(_run, ranks, folder, change, model)
+        sizes = [len(layout.ranks()) for layout in (change.before, change.after)]
+        stores = [listen(HOST, size) for size in sizes]
+        outcomes = on_ranks(_run, range(max(sizes)), tuple(store.port for store in stores), change, model)
         found.append([each for each in outcomes if each])
-        shutil.rmtree(folder)
 
     def median(name: str) -> float:
         return statistics.median(max(each[name] for each in ranks) for ranks in found)
@@ -392,10 +398,11 @@ def main() -> None:
     parser.add_argument("--load", nargs=3)
     parser.add_argument("--whole", action="store_true")
     options = parser.parse_args()
+    os.environ.update(fork_server_environment(os.environ, ()))  # as workers have it
     if options.load:
         folder, rank, rest = options.load
         load(folder, int(rank), *json.loads(rest))
-        return
+        leave(0)  # as workers do: threads of a group may still wait
     model, results = model_of(options.layers, options.hidden), []
     if options.whole:
         print(whole_line(whole(model)))

@@ -29,7 +29,7 @@ def test_the_first_line_is_json_and_the_last_one_states_the_ratios(capsys):
     print_results([plain(1000)], [system(1, 950)], [system(2, 1520)])
     first, *_, last = capsys.readouterr().out.splitlines()
     assert json.loads(first)["rounds"]["two"][0]["replicas"] == 2
-    assert last.startswith("one over plain 0.950 (target 0.9; by CPU 0.800), two over one 1.60")
+    assert last.startswith("one over plain 0.950 (target 0.95; by CPU 0.800), two over one 1.60")
 
 
 def test_sides_that_train_on_something_else_are_not_compared():

@@ -118,3 +118,12 @@ def eventually(look: Callable[[], T | None], what: str, deadline: float) -> T:
         assert time.monotonic() < end, f"not within {deadline:g} s: {what}"
         time.sleep(0.25)
     return value
+
+
+def becomes(look: Callable[[], set[str]], expected: set[str], deadline: float) -> None:
+    """Waits until these names are there and no others; AssertionError with both differences after `deadline` seconds."""
+    end = time.monotonic() + deadline
+    while (found := look()) != expected:
+        more, fewer = sorted(found - expected), sorted(expected - found)
+        assert time.monotonic() < end, f"after {deadline:g} s {more} are still there, and {fewer} are missing"
+        time.sleep(0.25)

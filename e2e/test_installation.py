@@ -10,7 +10,7 @@ import pytest
 from e2e.doc_commands import command, type_in
 from e2e.job import SLOW, Digests, Job, completed, training
 from e2e.operators import Operators, everything
-from e2e.provision import SYSTEM, Site, eventually
+from e2e.provision import SYSTEM, Site, becomes, eventually
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -18,6 +18,7 @@ PAGE = "docs/install.md"
 KINDS = ("datamixes", "datasources", "parallelismpolicies", "trainingjobs")
 KEPT = {
     "namespace/coxswain-system",
+    "secret/coxswain-operator-key",
     "apiservice.apiregistration.k8s.io/v1alpha1.coxswain.dev",
     *(f"customresourcedefinition.apiextensions.k8s.io/{kind}.coxswain.dev" for kind in KINDS),
 }
@@ -93,13 +94,13 @@ def following(site: Site) -> None:
             node.ctr("images", "tag", "--force", image.reference, f"{image.repository}:next")
 
 
-def test_nothing_but_the_kinds_is_left_of_a_release_and_a_job_trains_on_without_it(
+def test_nothing_but_the_kinds_and_the_key_is_left_of_a_release_and_a_job_trains_on_without_it(
     job: Job, baseline: Digests, operators: Operators
 ) -> None:
     training(job, model=SLOW)
     before = containers(job)
     type_in(job.site, command(PAGE, "helm uninstall coxswain"))
-    eventually(lambda: operators.remains() == KEPT, f"nothing but {sorted(KEPT)} remains of the release", 90)
+    becomes(operators.remains, KEPT, 90)
     assert containers(job) == before
     job.wait_for_step(max(job.digests()) + 1)
     line = command(PAGE, "helm install").replace("registry.example/team", "localhost")
@@ -112,7 +113,7 @@ def test_a_deleted_job_leaves_its_checkpoints_and_what_was_applied_beside_it(job
     made = {"secret/s3-keys", *(f"{kind}.coxswain.dev/{name}" for kind, name in BESIDE)}
     line = command("docs/operations.md", "kubectl delete tj").replace("NAME", job.name)
     type_in(job.site, f"{line} --namespace {job.namespace}")
-    eventually(lambda: everything(job.site, job.namespace) == made, f"nothing but {sorted(made)} is left", 120)
+    becomes(lambda: everything(job.site, job.namespace), made, 120)
     assert [*(job.site.store / "runs" / job.place / "manifests").glob("step-*.json")]
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from coxswain.boxes import full_box
 from coxswain.config import CustomModel, ModelConfig, ParameterGroupConfig
 from coxswain.errors import Refused
+from coxswain.live import LiveSource
 from coxswain.planlog import manifest_key
 from coxswain_link.store import open_store
 from coxswain_train.checkpoint import save_load
@@ -32,6 +33,7 @@ from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import ThreadWorld, run_threads
+from tests.distributed.worlds import Job, begin, numbered
 from tests.layouts import layout_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -40,6 +42,7 @@ GPT2 = ModelConfig(
     layers=2, hidden=32, heads=4, kv_heads=4, feed_forward=48,
     custom=CustomModel(path="gpt2:GPT2", arguments={"context": 64}),
 )  # fmt: skip
+ONE, TWO = (numbered(layout_of(*[[(1, 2)]] * replicas)) for replicas in (1, 2))
 STEPS = 4
 
 
@@ -114,6 +117,23 @@ def test_a_checkpoint_of_a_model_of_ones_own_loads_into_another_number_of_replic
     (saved,) = run_threads(1, training.save_with_manifest, STREAM, uri, GPT2)
     for weights in run_threads(3, restored, uri):
         assert all(np.array_equal(weights[name], saved[name]) for name in saved)
+
+
+def test_a_model_of_ones_own_keeps_its_tensors_in_a_change_of_layout() -> None:
+    """It may have views of them, which the weights of the world before would not change."""
+    job, found = Job(GPT2, STREAM), list[bool]()
+
+    def go_on(world: ThreadWorld, source: LiveSource) -> None:
+        engine = job.engine(world, 1)
+        before = {name: weight.data_ptr() for name, weight in engine.model.weights().items()}
+        engine.take_over(source)
+        found.append(before == {name: weight.data_ptr() for name, weight in engine.model.weights().items()})
+
+    run_threads(1, begin, job, job.form(ONE), range(1))
+    source = job.source(TWO)
+    job.form(TWO)
+    run_threads(2, go_on, source)
+    assert found == [True, True]
 
 
 WHOLE = """

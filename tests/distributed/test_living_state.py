@@ -21,7 +21,7 @@ from coxswain_train.live.digests import content_of
 from tests.distributed import training
 from tests.distributed.cuts import Outcome, run_cut
 from tests.distributed.reference import Stream
-from tests.distributed.threads import run_threads
+from tests.distributed.threads import ThreadWorld, run_threads
 from tests.distributed.worlds import Job, begin, go_on, numbered, on, run_through
 from tests.layouts import layout_of
 
@@ -134,6 +134,28 @@ def test_weights_that_stay_in_their_box_stay_where_they_are() -> None:
     assert same and all(old == new for old, new in same)
 
 
+FEWER = Stream(lengths=STREAM.lengths, vocabulary=training.VOCABULARY - 8)
+
+
+def begin_without_last_rows(world: Any, job: Job, generation: int, steps: Sequence[int]) -> None:
+    """As where imported weights lack the rows of no id: they are zero."""
+    engine = job.engine(world, generation)
+    engine.initialise(training.SEED)
+    for box, values in engine.boxes()["parameter"].items():
+        if box.name == "model.embed_tokens.weight":
+            values[max(0, FEWER.vocabulary - box.offset[0]) :] = 0.0
+    engine.begin(0)
+    job.train(engine, job.layouts[generation], steps)
+
+
+def test_rows_of_no_id_stay_out_of_the_loss_in_the_next_layout() -> None:
+    plain, job = (Job(MODEL, FEWER) for _ in range(2))
+    run_threads(3, begin_without_last_rows, plain, plain.form(FIRST), range(SHORT))
+    run_threads(3, begin_without_last_rows, job, job.form(FIRST), range(1))
+    finish(next_world(job, SECOND))
+    assert job.losses == pytest.approx(plain.losses, abs=1e-12)
+
+
 # --- worlds that break -----------------------------------------------------------------------------------------------
 
 FIRST = numbered(layout_of(WHOLE, [(1, 1), (1, 3)]))
@@ -179,6 +201,34 @@ def places_of_change() -> tuple[Cut, ...]:
     return tuple((rank, last) for rank, o in enumerate(next_world(job, SECOND)) for last in range(o.messages))
 
 
+@functools.cache
+def places_of_vote(run: Callable[[], Any]) -> tuple[Cut, ...]:
+    """Every message of rank 0 in the last vote of a run: some ranks then have the result of it, and others have not."""
+    found: list[int] = []
+    scalars = ThreadWorld.scalars
+
+    def counted(world: Any, mine: list[float]) -> list[list[float]]:
+        before, rows = world.mail.count, scalars(world, mine)
+        if world.rank == 0:
+            found[:] = range(before, world.mail.count)
+        return rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ThreadWorld, "scalars", counted)
+        finish(run())
+    return tuple((0, last) for last in found)
+
+
+def two_steps() -> list[Outcome]:
+    return first_world(job_of(copies=True), steps=2)
+
+
+def a_change() -> list[Outcome]:
+    job = after_two_steps()
+    source, generation = job.source(SECOND), job.form(SECOND)
+    return run_cut(3, go_on, job, generation, source, 2)
+
+
 def some(every: Sequence[Cut], number: int) -> list[Cut]:
     return [every[len(every) * i // number] for i in range(number)]
 
@@ -207,6 +257,17 @@ def break_a_change(cut: Cut, *, lost: bool) -> None:
 @pytest.mark.parametrize("breaks", [break_a_step, break_a_change])
 def test_a_world_that_breaks_goes_on_from_what_its_ranks_hold(breaks: Callable[..., None], lost: bool) -> None:
     for cut in some(places((1, 2)) if breaks is break_a_step else places_of_change(), 3):
+        breaks(cut, lost=lost)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["all are left", "a rank is lost"])
+@pytest.mark.parametrize(("breaks", "run"), [(break_a_step, two_steps), (break_a_change, a_change)])
+def test_a_world_that_breaks_in_a_vote_goes_on_from_what_its_ranks_hold(
+    breaks: Callable[..., None], run: Callable[[], Any], lost: bool
+) -> None:
+    places = places_of_vote(run)
+    assert len(places) == 6
+    for cut in places[::2]:
         breaks(cut, lost=lost)
 
 

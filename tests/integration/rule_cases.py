@@ -273,7 +273,7 @@ CASES: list[Case] = [
         for field, share in (("beta1", "0.9"), ("beta2", "0.95"), ("momentum", "0.95"))
     ),
     _job(
-        "optimizer-epsilon", "spec.optimizer.epsilon", "1e-30", "0",
+        "optimizer-epsilon", "spec.optimizer.epsilon", "1e-30", "9e-31",
         "epsilon must be at least 1e-30: without one, parameters whose gradient is 0 are divided by 0; "
         "give a small number such as 1e-8",
     ),

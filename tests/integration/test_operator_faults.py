@@ -112,6 +112,21 @@ async def test_a_server_that_goes_on_failing_is_retryable_and_quoted() -> None:
             await connection.call("GET", "/x", deadline=0.5)
 
 
+async def test_a_server_that_does_not_answer_within_the_deadline_is_not_asked_again_behind_it() -> None:
+    calls, over = list[str](), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        calls.append(request.path)
+        await over.wait()
+        return web.Response(status=503)
+
+    async with answering(answer) as connection:
+        with pytest.raises(Retryable, match=r"GET /x did not succeed within 0\.5 s: TimeoutError"):
+            await connection.call("GET", "/x", deadline=0.5)
+        over.set()
+    assert len(calls) < 2
+
+
 WEBHOOK = 'admission webhook "policy.example" denied the request: no'
 POLICY = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no"
 

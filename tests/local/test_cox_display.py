@@ -59,6 +59,35 @@ def printed(display_class, *views, width=120):
     return out.getvalue()
 
 
+class Paused(io.StringIO):
+    """Its reader takes nothing."""
+
+    is_behind, flushes = True, 0
+
+    def flush(self):
+        self.flushes += 1
+
+
+@pytest.mark.parametrize(
+    ("display", "says"),
+    [
+        (lambda out: Lines(Console(file=out)), True),
+        (JsonOutput, True),
+        (lambda out: Panels(Console(file=out, force_terminal=True)), False),
+    ],
+    ids=["lines", "json", "panels"],
+)
+def test_every_look_gives_a_paused_reader_what_waits_and_no_panel_is_put_behind_another(watched, display, says):
+    out, view = Paused(), watched(known_until=1e12)
+    with display(out) as shown:
+        begun = out.getvalue()
+        shown.show(view)
+        text, flushes = out.getvalue(), out.flushes
+        assert (text != begun) is says
+        shown.show(view)
+        assert (out.getvalue(), out.flushes > flushes) == (text, True)
+
+
 def test_speed_and_time_left_come_from_the_latest_steps(watched):
     view = watched(step(0), step(1))
     assert (view.step, view.steps, view.tokens_per_second, view.eta_seconds) == (2, 10, 2000.0, 16.0)

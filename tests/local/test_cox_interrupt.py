@@ -7,9 +7,11 @@ import json
 import os
 import random
 import re
+import select
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -168,6 +170,66 @@ def test_a_write_that_fails_behind_a_lost_terminal_is_no_second_request():
             assert steady.write("text") == 4
             steady.flush()
     assert interrupts.count == 1
+
+
+LINES = [f"line {number}: {'ü' * 99}\n" for number in range(2000)]
+
+
+@pytest.fixture
+def slow_pipe():
+    """The reader's end of a pipe, its writer as a steady stream, and the requests to stop."""
+    reader, writer = os.pipe()
+    with Interrupts() as interrupts, os.fdopen(writer, "w", encoding="utf-8") as stream, os.fdopen(reader, "rb") as end:
+        interrupts.counting = True
+        yield end, SteadyStream(stream, interrupts), interrupts
+
+
+@pytest.mark.timeout(20)
+def test_a_reader_that_pauses_holds_up_no_write_and_gets_every_line_later(slow_pipe):
+    end, steady, _ = slow_pipe
+    for line in LINES:
+        steady.write(line)
+        steady.flush()
+    assert steady.is_behind
+    found = b""
+    while len(found) < len("".join(LINES).encode()):
+        found += os.read(end.fileno(), 1 << 16)
+        steady.flush()
+    assert found.decode() == "".join(LINES)
+    assert not steady.is_behind
+
+
+@pytest.mark.timeout(20)
+def test_the_end_of_a_run_waits_for_a_reader_that_pauses(slow_pipe):
+    end, steady, _ = slow_pipe
+    found = []
+    reading = threading.Thread(target=lambda: found.append(end.read(len("".join(LINES).encode()))))
+    with steady:
+        steady.write("".join(LINES))
+        steady.flush()
+        reading.start()
+    reading.join()
+    assert b"".join(found).decode() == "".join(LINES)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("before", "waits"), [(0, 1), (1, 1), (2, 0)])
+def test_a_request_to_stop_ends_the_wait_for_a_reader_that_pauses(slow_pipe, monkeypatch, before, waits):
+    _, steady, interrupts = slow_pipe
+    ready, waited = select.select, []
+
+    def select_and_stop(*of):
+        if of[-1]:
+            waited.append(of[-1])
+            signal.raise_signal(signal.SIGTERM)
+        return ready(*of)
+
+    monkeypatch.setattr(select, "select", select_and_stop)
+    interrupts.count = before
+    with steady:
+        steady.write("".join(LINES))
+        steady.flush()
+    assert (len(waited), steady.is_behind) == (waits, True)
 
 
 def test_sighup_that_was_ignored_stays_so():

@@ -113,3 +113,32 @@ def test_a_trainer_whose_pod_is_killed_is_planned_around_at_once_and_joins_again
     assert sorted(found) == [1, 2, 3] and found[2]["step"] >= 5
     assert found[2]["time"] - last["time"] < 30  # three of them are patience; the others are for a busy machine
     assert_equal_to_calm(run, corpus, tmp_path / "calm", 2)
+
+
+def test_a_pipeline_that_loses_a_trainer_for_good_becomes_replicas_and_is_whole_again_with_the_trainer(
+    tmp_path, corpus
+):
+    """Two stages on three trainers: one stands by. The planner's layout for the two that are left has a replica on each."""
+    spec = {"recovery": {"copies": "EveryStep"}, "stragglers": {"action": "Migrate"}}
+    run = living_job(corpus, tmp_path / "living", 3, **spec)
+    job = run.objects[-1]["spec"]
+    job["trainers"] |= {"minCount": 2, "maxCount": 3}
+    job["parallelism"]["pipeline"] = 2
+    cox = run.start()
+    wait_for_step(run, cox, 5)
+    kept, lost = pod(cox, 0), pod(cox, 1)
+    send(lost, signal.SIGKILL)
+    held = wait_until(lambda: agents_of(pod(cox, 1) - lost), "another agent")
+    send(held, signal.SIGSTOP)
+    wait_for_world(run, cox, 3)
+    send(held, signal.SIGCONT)
+    wait_for_world(run, cox, 4)
+    assert pod(cox, 0) == kept
+    stop(run, cox)
+    events = [json.loads(line) for line in (run.workdir / "events.jsonl").read_text().splitlines()]
+    changed = [event["message"] for event in events if event["reason"] == "LayoutChanged"]
+    assert len(changed) == 2 and changed[1].startswith("trainer-1 joined; generation 4 ")
+    assert changed[0].startswith("because of the loss of trainer-1: 2 x tp1pp1 is predicted to save ")
+    steps = [line["step"] for line in lines(run)]
+    assert len(steps) - len(set(steps)) <= 1
+    assert_equal_to_calm(run, corpus, tmp_path / "calm", 1)

@@ -8,7 +8,8 @@ from types import CodeType, FunctionType
 
 
 def functions_of(path: str) -> list[FunctionType]:
-    """All functions whose code comes from a file, however they are wrapped."""
+    """All functions whose code comes from a file, however they are wrapped. `gc.get_objects` leaves out what is frozen."""
+    gc.unfreeze()
     return [f for f in gc.get_objects() if type(f) is FunctionType and f.__code__.co_filename == path]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -74,3 +75,13 @@ def test_a_function_that_loses_an_inner_function_changes(module: ModuleType) -> 
 
 def test_equal_sources_change_nothing(module: ModuleType) -> None:
     assert become(module, "2 * x", "2 * x") == 0
+
+
+def test_functions_are_found_that_garbage_collection_leaves_alone(module: ModuleType) -> None:
+    """`conftest.py` freezes all that collection has imported."""
+    gc.freeze()
+    try:
+        assert become(module, "return 2 * x", "return 3 * x") == 1
+        assert module.double(2) == 6
+    finally:
+        gc.unfreeze()

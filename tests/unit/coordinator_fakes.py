@@ -100,6 +100,16 @@ class Cluster:
             await self.coordinator.drive()
         return self.coordinator.report()
 
+    async def play_until(self, step: int) -> wire.World:
+        """Runs everything until there is a checkpoint of this step, and ends all at once. Returns the first world."""
+        running = asyncio.create_task(self.play())
+        world = await self._worlds(after=0)
+        assert await self.coordinator.wait_until(lambda report: report.checkpoint_step >= step, 60)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        return world
+
     async def register(self, role: str, name: str, devices: int = 0) -> None:
         incarnation = self.incarnations.get(name, 0)
         pod, instance = f"demo-{name}-{incarnation}", f"{role}-{name}-{self.instance}-{incarnation}"
@@ -202,6 +212,9 @@ class Cluster:
         lines = (self.folder / "steps.jsonl").read_text().splitlines()
         return {line.step: line for line in (msgspec.json.decode(text, type=wire.StepLine) for text in lines)}
 
+    def digests(self) -> list[tuple[str, str]]:
+        return [(line.stream_digest, line.delivered_digest) for _, line in sorted(self.steps().items())]
+
 
 def report_of(plan: wire.StepPlan, rank: int, replica: int) -> wire.StepReport:
     delivered, loss = 0, 0.0
@@ -242,6 +255,13 @@ async def cluster(
     finally:
         await client.close()
         await coordinator.stop()
+
+
+async def digests_of(job: JobConfig, folder: Path) -> list[tuple[str, str]]:
+    """By step, of a run to its end."""
+    async with cluster(job, folder) as c:
+        assert (await c.play()).phase == "Completed"
+        return c.digests()
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

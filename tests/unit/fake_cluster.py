@@ -301,6 +301,11 @@ class FakeCluster:
         self.now += seconds
 
 
+def with_job(**spec: Any) -> FakeCluster:
+    """A source, its mix and a job of this spec."""
+    return FakeCluster(data_source(), data_mix(), training_job(**spec))
+
+
 def copied(value: Manifest) -> Manifest:
     """Deep, and quicker than copy.deepcopy."""
     fresh: Manifest = msgspec.json.decode(msgspec.json.encode(value))

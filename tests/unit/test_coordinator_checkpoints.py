@@ -64,7 +64,15 @@ def test_the_newest_checkpoint_is_the_one_to_resume_from(tmp_path):
 
 def test_a_fresh_location_has_no_checkpoint(tmp_path):
     job = make_job(tmp_path)
-    assert CheckpointStore(job, store_with(job)).open() is None
+    found = CheckpointStore(job, store_with(job))
+    assert (found.open(), found.resumable) == (None, 0)
+
+
+@pytest.mark.parametrize(("last", "step"), [(1, 20), (2, 18), (3, 12), (4, 6), (9, 6)])
+def test_a_world_may_begin_with_the_oldest_of_the_last_checkpoints_whatever_else_is_kept(tmp_path, last, step):
+    job = make_job(tmp_path, checkpoint=CheckpointConfig(uri=f"file://{tmp_path}", keep_last=last, keep_every=6))
+    found = CheckpointStore(job, store_with(job, *(manifest(job, saved) for saved in (6, 12, 18, 20))))
+    assert found.open() and found.resumable == step
 
 
 def test_a_manifest_of_a_later_version_is_refused_before_its_shape_is_read(tmp_path):

@@ -25,7 +25,7 @@ from coxswain_coordinator.world.formation import at_checkpoint, next_generation
 from coxswain_link.store import Store, open_store
 from tests.fuzzed_plans import layout_of_shapes, placement_of
 from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, lengths_of, make_job
-from tests.unit.test_coordinator_parts import agents
+from tests.unit.coordinator_samples import agents
 
 
 def committer(job, generation: int = 1, trainers: int = 2) -> Committer:

@@ -117,8 +117,12 @@ IN_TURN: tuple[Moment, ...] = ("amid", "after")
 TRIED = [pytest.param(IN_TURN, id="in-turn"), *(pytest.param((m,), id=m, marks=pytest.mark.slow) for m in MOMENTS)]
 
 
-# An outage kills the coordinator with all others.
-KILLED = [pytest.param(False, id="coordinator", marks=pytest.mark.slow), pytest.param(True, id="all")]
+# An outage kills the coordinator with all others. How far apart the writes are at which it happens.
+KILLED = [
+    pytest.param(False, 1, id="coordinator", marks=pytest.mark.slow),
+    pytest.param(True, 1, id="all", marks=pytest.mark.slow),
+    pytest.param(True, 4, id="all, at some writes"),
+]
 
 
 def at(moments: Sequence[Moment], n: int) -> Moment:
@@ -178,24 +182,24 @@ def test_a_stop_and_a_crash_at_the_same_time_end_in_a_checkpoint_from_which_the_
         assert sorted(set(end.history)) == calm[1].history
 
 
-@pytest.mark.parametrize("outage", KILLED)
-def test_an_edit_of_the_mix_gives_the_same_steps_whatever_is_killed_at_any_write(tmp_path, calm, outage):
+@pytest.mark.parametrize(("outage", "apart"), KILLED)
+def test_an_edit_of_the_mix_gives_the_same_steps_whatever_is_killed_at_any_write(tmp_path, calm, outage, apart):
     edited = replace(job_in(tmp_path, 3).mix, sources=(make_source("code", 0), make_source("docs", 1)))
     quiet, expected = play(tmp_path / "quiet", {}, edited=edited)
     assert [(m.segment, m.mix) for m in expected.memberships] == [(0, 0), (1, 1)]
     assert expected.memberships[0] == calm[1].memberships[0]
     assert {s.source for m in expected.memberships[1].memberships for s in m.sequences} == {"docs"}
     hit = points(quiet, "") if outage else points(quiet, "coordinator")
-    for n in hit:
+    for n in hit[::apart]:
         simulation, end = play(tmp_path / str(n), {n: Crash(MOMENTS[n % len(MOMENTS)], outage)}, edited=edited)
         assert (simulation.fate.struck, end) == ([n], expected), quiet.fate.writes[n]
 
 
-@pytest.mark.parametrize("outage", KILLED)
-def test_a_run_without_checkpoints_keeps_its_history_in_parts_and_loses_none(tmp_path, calm, outage):
+@pytest.mark.parametrize(("outage", "apart"), KILLED)
+def test_a_run_without_checkpoints_keeps_its_history_in_parts_and_loses_none(tmp_path, calm, outage, apart):
     quiet, expected = play(tmp_path / "quiet", {}, every=0)
     assert next(what for what in quiet.fate.writes if "put steps/" in what).endswith("steps/before-0000000004.jsonl")
     assert expected.history == calm[1].history
-    for n in points(quiet, "coordinator"):
+    for n in points(quiet, "coordinator")[::apart]:
         _, end = play(tmp_path / str(n), {n: Crash("before", outage)}, every=0)
         assert end == expected, quiet.fate.writes[n]

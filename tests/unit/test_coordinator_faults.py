@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import msgspec
 import pytest
@@ -15,22 +14,13 @@ from coxswain.errors import Refused
 from coxswain_coordinator.api.report import termination_message
 from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.store import open_store
-from tests.unit.coordinator_fakes import TOKEN, cluster, make_job, make_source
-
-
-async def baseline(tmp_path) -> list[tuple[str, str]]:
-    async with cluster(make_job(tmp_path / "baseline"), tmp_path / "baseline") as c:
-        await c.play()
-        return digests(c)
+from tests.unit.coordinator_fakes import TOKEN, cluster, digests_of, make_job, make_source
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory) -> list[tuple[str, str]]:
-    return asyncio.run(baseline(tmp_path_factory.mktemp("calm")))
-
-
-def digests(c) -> list[tuple[str, str]]:
-    return [(line.stream_digest, line.delivered_digest) for _, line in sorted(c.steps().items())]
+    folder = tmp_path_factory.mktemp("calm")
+    return asyncio.run(digests_of(make_job(folder), folder))
 
 
 async def test_a_wrong_token_is_refused(tmp_path):
@@ -43,25 +33,17 @@ async def test_a_wrong_token_is_refused(tmp_path):
 async def test_a_restarted_coordinator_continues_with_the_same_digests(tmp_path, expected):
     job = make_job(tmp_path)
     async with cluster(job, tmp_path) as c:
-        simulation = asyncio.create_task(c.play())
-        assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= 6, 60)
-        simulation.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await simulation
+        await c.play_until(6)
     async with cluster(job, tmp_path, instance="two") as c:
         report = await c.play()
         assert (report.phase, report.generation) == ("Completed", 2)
-        assert digests(c) == expected
+        assert c.digests() == expected
 
 
 async def test_the_store_has_every_step_line_after_a_coordinator_and_its_run_directory_are_lost(tmp_path, expected):
     job = make_job(tmp_path)
     async with cluster(job, tmp_path) as c:
-        simulation = asyncio.create_task(c.play())
-        assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= 6, 60)
-        simulation.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await simulation
+        await c.play_until(6)
     (tmp_path / "steps.jsonl").unlink()
     async with cluster(job, tmp_path, instance="two") as c:
         await c.play()
@@ -79,14 +61,14 @@ async def test_a_suspended_job_resumes_with_another_number_of_trainers(tmp_path,
         assert (report.phase, report.step, report.checkpoint_step) == ("Suspended", 9, 9)
     async with cluster(make_job(tmp_path, trainers=trainers), tmp_path, instance="two") as c:
         assert (await c.play()).phase == "Completed"
-        assert digests(c) == expected
+        assert c.digests() == expected
 
 
 async def test_a_raised_stop_continues_the_stream(tmp_path, expected):
     for stop in (7, 20):
         async with cluster(make_job(tmp_path, stop_steps=stop), tmp_path, instance=str(stop)) as c:
             assert (await c.play()).step == stop
-    assert digests(c) == expected
+    assert c.digests() == expected
 
 
 async def test_data_that_ends_before_the_stop_completes_the_job(tmp_path):
@@ -151,7 +133,7 @@ async def test_a_trainer_that_was_replaced_gets_a_new_world(tmp_path, expected):
         report = await simulation
         assert report.phase == "Completed"
         assert report.generation >= 2
-        assert digests(c) == expected
+        assert c.digests() == expected
 
 
 async def test_a_mix_of_another_seed_is_refused_and_not_read_silently(tmp_path):

@@ -16,9 +16,10 @@ from coxswain.flops import step_flops
 from coxswain.membership.stream import initial_cursor
 from coxswain.membership.values import Sequence
 from coxswain.models import parameter_specs
+from coxswain.termination import TERMINATION_BYTES
 from coxswain.trainer_figures import RankStep, StepFigures, slow_words, step_figures, trainer_figures
 from coxswain.wire import CheckpointManifest, DeliveredDigests, Evaluation, Fault, Finished, JobReport, StepLine
-from coxswain_coordinator.api.report import TERMINATION_BYTES, job_report, termination_message
+from coxswain_coordinator.api.report import job_report, termination_message
 from coxswain_coordinator.api.status_page import page
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
@@ -27,7 +28,7 @@ from coxswain_coordinator.state.step_log import StepLog, describe, short, slowes
 from coxswain_coordinator.steps import Closed, PlannedTask, RankTiming, StepTracker, seconds_beside_tasks
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.test_coordinator_parts import agents, committed, plan, replace_cursors, report, session
+from tests.unit.coordinator_samples import agents, committed, plan, replace_cursors, report, session
 
 MEASURED = Hardware(
     rates=Rates(

@@ -15,8 +15,8 @@ from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
 from coxswain_link.job_ended import JobEnded
 from tests.unit.coordinator_fakes import report_of
+from tests.unit.coordinator_lead import Lead, leading, small, training
 from tests.unit.crash_simulation import Call
-from tests.unit.test_coordinator_driver import Lead, leading, small, training
 
 pytestmark = pytest.mark.looptime
 
@@ -125,9 +125,7 @@ async def test_the_rendezvous_of_this_generation_is_given_to_those_that_wait_for
 @pytest.mark.parametrize("path", ["heartbeat", "report", "served", "saved"])
 async def test_every_message_is_recorded_and_answered_with_what_is_saved(tmp_path, path):
     async with training(small(tmp_path)) as lead:
-        await lead.close(0, 1, 2)
-        lead.save(3, 0, 1)
-        await lead.until(lambda: lead.state.manifest)
+        await lead.saved(3)
         session, plan = lead.state.session, lead.state.session.open_plan()
         session.last_heard.clear()
         body, recorded = {
@@ -159,12 +157,14 @@ async def test_shares_and_blocks_are_given_by_name_once_they_are_known(tmp_path,
 
 
 @pytest.mark.parametrize("path", ["register", "loaders", "world", "shares", "plans", "step", "rendezvous", "blocks"])
-async def test_every_call_of_a_member_gets_the_end_of_the_job_and_counts_as_its_receipt(tmp_path, path):
+async def test_every_call_gets_the_end_of_the_job_and_those_that_name_their_service_are_its_receipt(tmp_path, path):
     async with leading(small(tmp_path)) as lead:
+        lead.state.register(wire.Register("loader", "loader-0", "p", "k", "h", 7))
         lead.state.request_stop(wire.StopRequest("suspend"))
         await lead.work
-        query = {"loader": "loader-0", "from": 0, "step": 0, "generation": 1, "source": "code"}
+        query = {"loader": "loader-0", "from": 0, "step": 0, "generation": 1, "source": "code", "instance": "j"}
+        names = {"register": "i", "world": "j", "shares": "k"}
         with pytest.raises(JobEnded, match="Suspended"):
             await getattr(handlers(lead), path)(call(**query), wire.Register("loader", "loader-0", "p", "i", "h", 7))
-        assert lead.driver._end_acks == 1
+        assert lead.driver._end_acks == {names.get(path, "")}
         assert (await handlers(lead).job_report(call(wait=20), None)).phase == "Suspended"

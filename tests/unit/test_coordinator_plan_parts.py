@@ -19,7 +19,7 @@ from coxswain_coordinator.planning.parts import PlanParts
 from coxswain_coordinator.state.session import Session
 from coxswain_train.engine.step import parts
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.test_coordinator_parts import committed, session
+from tests.unit.coordinator_samples import committed, session
 
 DEVICES = 8  # of a trainer
 MODEL = ModelConfig(layers=4, hidden=512, heads=8, kv_heads=8, feed_forward=1024, vocabulary=320)

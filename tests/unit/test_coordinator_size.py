@@ -18,9 +18,8 @@ from coxswain_link.http_server import HttpService
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.views import Manifest
 from tests.unit.coordinator_fakes import TOKEN, make_job
-from tests.unit.test_coordinator_driver import Lead, leading, small, training
-from tests.unit.test_coordinator_living import moved_to
-from tests.unit.test_coordinator_parts import agents
+from tests.unit.coordinator_lead import Lead, begun, leading, moved_to, small, training
+from tests.unit.coordinator_samples import agents
 from tests.unit.test_reconcile_jobcontrol import knowing
 
 
@@ -85,6 +84,23 @@ async def test_no_trainer_trains_in_a_world_that_is_lost_or_not_there_yet(tmp_pa
     async with training(small(tmp_path)) as lead:
         lead.state.mark_world_lost("the network broke")
         assert (resize(lead.state, 2).state, resize(lead.state, 2).trainers) == ("UnderWay", 0)
+
+
+async def test_a_new_coordinator_that_adopts_a_world_keeps_the_size_that_the_job_was_given(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0)
+        resize(lead.state, 3)
+        lead.state.register(agents(3)[2])
+        session = lead.state.session
+        await lead.until(lambda: session.move)
+        await moved_to(lead, session.move.step)
+    async with leading(small(tmp_path), "two") as lead:
+        lead.index()
+        for agent in agents(3):
+            lead.state.register(replace(agent, generation=2))
+        await begun(lead, 2)
+        await lead.close(lead.state.session.book.open)
+        assert (lead.state.size, lead.state.session.move) == (3, None)
 
 
 FIXED = (ReplicaShape((StageShape(tensor=1, layers=2),), 2),)

@@ -16,9 +16,9 @@ from coxswain.ladder.lead import LONG, PLANNED
 from coxswain.membership.stream import initial_cursor
 from coxswain_coordinator.state.notifier import Topic
 from tests.unit.coordinator_fakes import make_job, report_of, tokens_of
+from tests.unit.coordinator_lead import Lead, training
+from tests.unit.coordinator_samples import committed, session
 from tests.unit.test_coordinator_committer import committer, evaluated_job
-from tests.unit.test_coordinator_driver import Lead, training
-from tests.unit.test_coordinator_parts import committed, session
 
 pytestmark = pytest.mark.looptime
 
@@ -39,7 +39,7 @@ async def run(lead: Lead, steps: int, factor: float = 1.0, seconds: float = 0.5)
         for seat in session.world.seats:
             mine = factor if seat.rank == 1 else 1.0
             work = sum(
-                t.seconds * min((directive.plan.speeds or (1.0, 1.0))[r] for r in t.replicas)
+                t.seconds * min(directive.plan.speeds[r] if directive.plan.speeds else 1.0 for r in t.replicas)
                 for t in directive.plan.tasks
                 if seat.replica in t.replicas
             )

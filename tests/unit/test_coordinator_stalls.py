@@ -10,7 +10,7 @@ from coxswain_coordinator.state.job_state import MAX_FAILURES, JobState
 from coxswain_coordinator.world.stalls import ARRIVAL, DATA, LONGEST, SILENCE, OpenStep, StallDetector, silent, stuck
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.test_coordinator_parts import committed, session
+from tests.unit.coordinator_samples import committed, session
 
 PLACE = "trainer-{0} (node-{0})".format
 SEATS = tuple(Seat(rank, Device(rank, 0), rank, 0, 0) for rank in range(2))

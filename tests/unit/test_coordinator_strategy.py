@@ -21,7 +21,7 @@ from coxswain_coordinator.state.job_state import JobState
 from coxswain_link.metrics import build
 from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, cluster, lengths_of, make_job
-from tests.unit.test_coordinator_driver import leading, small, training
+from tests.unit.coordinator_lead import leading, small, training
 
 pytestmark = pytest.mark.looptime
 

@@ -17,10 +17,10 @@ from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.world.formation import at_checkpoint, is_adoptable, next_generation, start_of
 from coxswain_link.http_client import JobEnded
-from tests.unit.coordinator_fakes import cluster, make_job, store_of
+from tests.unit.coordinator_fakes import cluster, digests_of, make_job, store_of
+from tests.unit.coordinator_lead import leading, small, training
+from tests.unit.coordinator_samples import agents, committed, session
 from tests.unit.test_coordinator_checkpoints import manifest
-from tests.unit.test_coordinator_faults import baseline, digests
-from tests.unit.test_coordinator_parts import agents, committed, session
 
 
 def running(job, count: int = 2) -> tuple[Generation, list[wire.Register]]:
@@ -128,15 +128,19 @@ def test_a_rank_ahead_of_a_new_coordinator_begins_its_step_alone(tmp_path):
     assert not found.catching_up(7)
 
 
-async def run_until(c, until_step: int) -> wire.World:
-    """Runs the job until a checkpoint of this step, then stops all; returns the world."""
-    simulation = asyncio.create_task(c.play())
-    world = await c.client.get("/v1/world", wire.World, after=0, wait=30)
-    assert await c.coordinator.wait_until(lambda report: report.checkpoint_step >= until_step, 60)
-    simulation.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await simulation
-    return world
+@pytest.mark.parametrize("generation", [0, 1], ids=["the next world", "the one that runs"])
+async def test_a_new_coordinator_counts_from_the_checkpoint_that_the_one_before_has_made_meanwhile(
+    tmp_path, generation
+):
+    async with training(small(tmp_path)) as first, leading(small(tmp_path), "two") as lead:
+        await first.close(0, 1, 2)
+        lead.index()
+        assert lead.state.manifest is None
+        first.save(3, 0, 1)
+        await first.until(lambda: first.state.manifest)
+        lead.arrive(generation=generation)
+        await lead.world(1 if generation else 2)
+        assert (lead.state.manifest.step, lead.state.session.cursors[3].step) == (3, 3)
 
 
 async def continue_world(c, world: wire.World, generation: int) -> None:
@@ -167,13 +171,13 @@ async def continue_world(c, world: wire.World, generation: int) -> None:
 
 
 async def test_a_new_coordinator_adopts_the_world_from_the_last_checkpoint(tmp_path):
-    expected, job = await baseline(tmp_path), make_job(tmp_path)
+    expected, job = await digests_of(make_job(tmp_path / "calm"), tmp_path / "calm"), make_job(tmp_path)
     async with cluster(job, tmp_path) as c:
-        world = await run_until(c, 6)
+        world = await c.play_until(6)
         saved = c.coordinator.report().checkpoint_step
     async with cluster(job, tmp_path, instance="two") as c:
         await asyncio.wait_for(continue_world(c, replace(world, first_step=saved), generation=1), 60)
         report = c.coordinator.report()
         assert (report.phase, report.generation, report.step) == ("Completed", 1, 20)
-        assert digests(c) == expected
+        assert c.digests() == expected
         assert any(e.reason == "Resumed" and "kept running without a coordinator" in e.message for e in report.events)

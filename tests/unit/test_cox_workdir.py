@@ -11,9 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.lines import drop_torn_line, end_of_lines, lines_from_end
+from coxswain.names import ANNOTATION_STOP_AT
 from coxswain.wire import StepLine
 from coxswain_cli.summary import summary
 from coxswain_cli.workdir import Tail, all_steps, last_step, taken_request
+from coxswain_coordinator.state.jsonl import JsonlWriter
 
 LINE = StepLine(0, 1, 10, 2, 1.5, "a" * 64, "b" * 16, 2.0, 0.1, 1.05, 0.5, 1e-3, {"code": 10}, 0.2, 99.0)
 JOB = {"metadata": {"name": "demo"}, "status": {}}
@@ -41,6 +43,37 @@ def test_a_tail_begins_behind_the_last_whole_line_so_that_none_is_lost_when_a_to
     with path.open("ab") as file:
         file.write(b"first\nsecond\n")
     assert list(tail.lines()) == [b"first\n", b"second\n"]
+
+
+@pytest.mark.parametrize("before", [0, 240])
+def test_a_tail_reads_on_behind_its_last_line_when_the_older_half_of_the_file_goes(tmp_path: Path, before: int) -> None:
+    path, writer = tmp_path / "steps.jsonl", JsonlWriter(tmp_path, "steps.jsonl", most=1000)
+    for step in range(before):
+        writer.append(step)
+    tail, found = Tail(path), list[int]()
+    for step in range(before, 1000):
+        writer.append(step)
+        if step % 40 == 39:
+            found += map(int, tail.lines())
+    assert found == list(range(before, 1000))
+    assert int(path.read_bytes().split()[0]) > 700
+
+
+def test_a_tail_from_the_start_has_the_lines_before_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_bytes(b"first\n\nlast\n")
+    assert list(Tail(path, from_start=True).lines()) == [b"first\n", b"\n", b"last\n"]
+
+
+def test_a_tail_whose_last_line_is_gone_reads_all_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b"first\n")
+    tail = Tail(path)
+    other = tmp_path / "other"
+    other.write_bytes(b"second\nthird\ntorn")
+    other.replace(path)
+    assert list(tail.lines()) == [b"second\n", b"third\n"]
+    assert tail.rest() == b"torn"
 
 
 def test_the_last_step_is_that_of_the_last_line_that_is_one(tmp_path: Path) -> None:
@@ -71,6 +104,28 @@ def test_the_lines_of_a_long_run_are_not_in_memory_together(
         assert tracemalloc.get_traced_memory()[1] < most < (tmp_path / "steps.jsonl").stat().st_size
     finally:
         tracemalloc.stop()
+
+
+def test_the_end_of_a_run_counts_all_its_tokens_and_names_the_first_step_whose_line_is_left(tmp_path: Path) -> None:
+    lines = (msgspec.json.encode(replace(LINE, step=step)) + b"\n" for step in (40, 41))
+    (tmp_path / "steps.jsonl").write_bytes(b"".join(lines))
+    job = {**JOB, "status": {"progress": {"tokens": "420"}}}
+    assert "  steps        42, 420 tokens, loss 1.5000 at step 40 -> 1.5000" in list(summary(job, tmp_path))
+    damaged = {**JOB, "status": {"progress": {"tokens": None}}}
+    assert "  steps        42, 20 tokens, loss 1.5000 at step 40 -> 1.5000" in list(summary(damaged, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "advice"),
+    [(None, "repeat the command"), ({ANNOTATION_STOP_AT: "7"}, "repeat the command without --until-step")],
+)
+def test_the_advice_of_a_stopped_run_can_be_followed_to_the_letter(
+    tmp_path: Path, annotations: dict[str, str] | None, advice: str
+) -> None:
+    suspended = {"conditions": [{"type": "Suspended", "status": "True"}]}
+    job = {"metadata": {"name": "demo", "annotations": annotations}, "status": suspended}
+    said = list(summary(job, tmp_path / "my runs"))
+    assert said[-2:] == [f"  report       cox report '{tmp_path}/my runs'", f"  to resume    {advice}"]
 
 
 @pytest.mark.parametrize(

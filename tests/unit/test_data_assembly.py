@@ -17,7 +17,7 @@ from coxswain.plan.values import Slice, Task
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Evaluation, StepPlan
 from coxswain_data.assembly import Need, arrays, needs
-from coxswain_data.block_map import BlockMap, owner
+from coxswain_data.block_map import BlockMap, Owners
 from coxswain_data.builder import Part, columns_by_replica
 from coxswain_link.step_buffer import NO_LABEL, Columns, StepArrays
 
@@ -178,12 +178,12 @@ def test_a_sample_beyond_the_index_is_refused(blocks, index):
 
 
 def test_blocks_belong_to_loaders_in_turn():
-    shares = (
+    owners = Owners((
         LoaderShare("loader-0", "a", 0, 2),
         LoaderShare("loader-1", "a", 1, 2),
         LoaderShare("loader-1", "b", 0, 1),
-    )
-    assert [owner(shares, "a", i) for i in range(3)] == ["loader-0", "loader-1", "loader-0"]
-    assert owner(shares, "b", 7) == "loader-1"
+    ))  # fmt: skip
+    assert [owners.of("a", i) for i in range(3)] == ["loader-0", "loader-1", "loader-0"]
+    assert owners.of("b", 7) == "loader-1"
     with pytest.raises(Refused, match="block 0 of source 'c'"):
-        owner(shares, "c", 0)
+        owners.of("c", 0)

@@ -1,4 +1,4 @@
-"""The pages that follow a job, a step and a failure: every hop names a function that exists and does what its row names."""
+"""The pages that follow a job, a step and a failure, and README: each function that they name exists in the file beside it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ HOPS = [
     for page in PAGES
     for number, words, file, name in HOP.findall(page.read_text())
 ]
+NAMED = re.findall(r"`([\w.]+)`,\s\[[^]]+\]\(([\w/]+\.py)\)", (ROOT / "README.md").read_text())
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -48,6 +49,15 @@ def test_a_hop_names_a_function_of_its_file_and_names_that_this_function_uses(wo
     assert name in functions(file), f"{file} has no function {name}"
     said = set(re.findall(r"`([A-Za-z_]+)`", words))
     assert said - used(functions(file)[name]) == set()
+
+
+@pytest.mark.parametrize(("name", "file"), NAMED)
+def test_a_function_that_the_readme_names_is_in_its_file(name: str, file: str) -> None:
+    assert name in functions(file), f"{file} has no function {name}"
+
+
+def test_the_readme_names_functions() -> None:
+    assert len(NAMED) > 10
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

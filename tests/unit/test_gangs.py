@@ -16,7 +16,7 @@ from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.discovery import find_gang_backend
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job
+from tests.unit.fake_cluster import NAMESPACE, data_mix, data_source, training_job, with_job
 
 UID = "4b1d9f3e-0000-4000-8000-000000000000"
 GROUP = "demo-4b1d9f3e-2"  # of start 2
@@ -107,7 +107,7 @@ def test_a_group_is_made_before_the_pods_that_name_it() -> None:
 
 
 async def test_each_start_has_a_group_of_its_own_and_the_group_of_the_start_before_goes() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job(trainers={"count": 2, "minCount": 1, "maxCount": 4}))
+    world = with_job(trainers={"count": 2, "minCount": 1, "maxCount": 4})
     controller = Controller(world, world, world.clock, Settings(gang_backend="Coscheduling"))
 
     async def passes(count: int) -> list[tuple[str, int]]:
@@ -127,7 +127,7 @@ async def test_each_start_has_a_group_of_its_own_and_the_group_of_the_start_befo
 
 @pytest.mark.parametrize(("backend", "state"), [("Volcano", "Queued"), ("", "Unschedulable")])
 async def test_a_job_that_its_scheduler_has_not_placed_is_queued_and_its_time_stands(backend: str, state: str) -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job(activeDeadlineSeconds=3600))
+    world = with_job(activeDeadlineSeconds=3600)
     controller = Controller(world, world, world.clock, Settings(gang_backend=backend))
 
     async def passes(count: int) -> None:

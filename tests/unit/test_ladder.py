@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -13,7 +14,7 @@ import pytest
 from coxswain.ladder import options as ladder_options
 from coxswain.ladder.decide import DWELL, FORGET, decide
 from coxswain.ladder.lead import LONG, PLANNED, heeds_suspects, steps_until_placed, waits_for_reports
-from coxswain.ladder.options import FORM, at_speeds, draft_of, options_for, without_lost
+from coxswain.ladder.options import FORM, at_speeds, draft_of, options_for, surviving, without_lost
 from coxswain.ladder.speeds import STEP, bucket
 from coxswain.ladder.standby import EVERY, MOST_DWELL, Waiting, due
 from coxswain.ladder.values import (
@@ -237,6 +238,19 @@ def test_the_node_that_costs_most_is_replaced_for_its_part_of_the_loss() -> None
     assert rung.gain == pytest.approx(12.0 * (1 - 9 / 12) * (1.0 / 1.2))
 
 
+def test_what_a_lost_device_costs_is_no_reason_to_replace_the_node_of_a_slow_one() -> None:
+    speeds = {Device(0, 0): 0.0, Device(1, 0): 0.5}
+    one = view(
+        action="ReplaceNode", speeds=speeds, planned=speeds, since=dict.fromkeys(speeds, 0), replace=1.0,
+        options=replace(options(speeds), layouts=()), nodes={Device(1, 0): "n1"},
+    )  # fmt: skip
+    rung = decide(one)
+    assert isinstance(rung, ReplaceNode) and (rung.node, rung.gain) == (
+        "n1",
+        pytest.approx(12.0 * (1 - 9 / 12) * 0.5 / 1.5),
+    )
+
+
 def test_a_second_device_does_not_wait_for_the_first_ones_back_off() -> None:
     other = Device(1, 0)
     flapped = tuple(Change(step, "Groups", frozenset({SLOW})) for step in range(10, 60, 10))
@@ -313,6 +327,23 @@ def test_a_dead_device_leaves_only_layouts_without_it() -> None:
     for option in found.layouts:
         used = {seat.device for seat in option.layout.ranks()}
         assert dead not in used and dead not in option.layout.standby
+
+
+@pytest.mark.parametrize(
+    ("gone", "replicas"), [([], (0, 1, 2, 3)), ([1], (1, 2, 3)), ([2, 7], (0, 2)), ([0, 2, 4, 6], ()), (range(8), ())]
+)
+def test_the_replicas_all_of_whose_devices_are_there_survive_and_what_is_left_of_the_others_stands_by(
+    gone: Sequence[int], replicas: tuple[int, ...]
+) -> None:
+    late = Device(9, 0)  # one that this layout does not have
+    there = {late, *(device for i, device in enumerate(DEVICES) if i not in gone)}
+    found = surviving(THERE, there)
+    if not replicas:
+        assert found is None
+        return
+    assert found and found.replicas == tuple(THERE.replicas[i] for i in replicas)
+    used = {seat.device for seat in found.ranks()}
+    assert found.standby == tuple(sorted(there - used))
 
 
 def test_the_replicas_that_lost_no_device_are_a_plan_at_once() -> None:

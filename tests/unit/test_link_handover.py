@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import resource
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
-from coxswain.errors import Retryable
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain_link.step_buffer import Buffer, pack
 from tests.unit.test_data_handover import arrays, served
 
@@ -40,3 +47,56 @@ def foreign() -> Buffer:
     buffer = Buffer(os.memfd_create("other", os.MFD_CLOEXEC))
     os.write(buffer.fd, b"\0" * 64)
     return buffer
+
+
+@pytest.mark.parametrize("error", [Stale, Retryable, lambda text: Refused("Bad", text)])
+def test_an_error_of_any_length_reaches_the_worker(error):
+    def provide(*_: object) -> Buffer:
+        raise error("first " + "\x01" * 20_000)
+
+    with served(provide) as connect, pytest.raises(CoxswainError, match="first"):
+        connect().receive(1, 0, 0, 5.0)
+
+
+@contextmanager
+def files_left(count: int) -> Iterator[None]:
+    """This process may open so many files more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 3, hard))
+    held = []
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(2))
+        for _ in range(count):
+            os.close(held.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_a_worker_that_comes_while_its_constructor_may_open_no_file_is_served_once_it_may():
+    said = threading.Event()
+    handler = logging.Handler()
+    handler.emit = lambda record: said.set() if "cannot be served now" in record.getMessage() else None
+    logging.getLogger("coxswain_link.handover").addHandler(handler)
+    with served(lambda generation, step, *_: pack(arrays(generation, step))) as connect, ThreadPoolExecutor(1) as pool:
+        worker = connect()
+        pool.submit(int).result(5)  # its thread is there
+        with files_left(1):
+            received = pool.submit(worker.receive, 1, 0, 0, 20.0)
+            assert said.wait(20)
+        assert received.result(20).step == 0
+    logging.getLogger("coxswain_link.handover").removeHandler(handler)
+
+
+def test_a_worker_that_may_open_no_file_for_its_data_says_so():
+    packed = pack(arrays(1, 0))
+    with served(lambda *_: packed) as connect:
+        worker = connect()
+        assert worker.receive(1, 0, 0, 5.0).step == 0
+        with files_left(0), pytest.raises(Retryable, match="this worker may open no more files"):
+            worker.receive(1, 0, 0, 0.0)

@@ -135,6 +135,25 @@ async def test_a_client_without_retries_calls_a_busy_service_once(service):
 
 
 @pytest.mark.parametrize(
+    ("status", "body"), [(200, b"<html>"), (200, b'{"generation": "x"}'), (410, b"gone"), (422, b"\xff")]
+)
+async def test_a_reply_that_is_none_of_the_services_is_asked_for_again(status, body):
+    """A proxy in between may have sent it: it ends neither the job nor the thread that called."""
+    answers = [web.Response(status=status, body=body), web.Response(body=b'{"generation": 3}')]
+
+    async def answer(_request, _body):
+        return answers.pop(0)
+
+    service = HttpService("secret", lambda: 3, build("coordinator"))
+    service.route("GET", "/v1/answer", answer)
+    url = f"http://127.0.0.1:{await service.start('127.0.0.1', 0)}"
+    client = AsyncClient(url, "secret", deadline=5)
+    assert await client.get("/v1/answer", Registered) == Registered(generation=3)
+    await client.close()
+    await service.stop()
+
+
+@pytest.mark.parametrize(
     ("status", "error", "says"),
     [
         (429, Retryable, "HTTP 429: why"),

@@ -5,7 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
+from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
+from coxswain_link.s3 import find_access
 from coxswain_link.store import NotFound, open_store
 from coxswain_link.store_faults import translated
 
@@ -104,3 +106,19 @@ def test_a_denied_file_is_not_said_to_have_credentials(credentials, words):
     found = translated(PermissionDeniedError("x"), "file:///runs/key", credentials)
     assert str(found).startswith("file:///runs/key: ")
     assert words in str(found)
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ({"AWS_ACCESS_KEY_ID": b"key"}, "AWS_SECRET_ACCESS_KEY is missing"),
+        ({}, "AWS_ACCESS_KEY_ID is missing"),
+        ({"AWS_ACCESS_KEY_ID": b"key", "AWS_SECRET_ACCESS_KEY": b"\xff"}, "one is no text"),
+    ],
+)
+def test_a_secret_that_lacks_a_key_or_holds_no_text_is_refused_by_its_name(tmp_path, written, says):
+    (tmp_path / "keys").mkdir()
+    for name, content in written.items():
+        (tmp_path / "keys" / name).write_bytes(content)
+    with pytest.raises(Refused, match=f"secretRef 'keys': needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY .*{says}"):
+        find_access(EndpointConfig(secret="keys"), tmp_path)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.children import REPOSITORY
+from tests.unit.checkouts import run_pytest, small_checkout
 
 TESTS = """
 import pytest
@@ -23,19 +21,7 @@ def test_that_needs_none(): ...
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What is needed of this checkout, without a cache."""
-    tests = [f"tests/{path.name}" for path in (REPOSITORY / "tests").glob("*.py")]
-    for name in (*tests, "pyproject.toml", "e2e/__init__.py", "e2e/tools"):
-        source, target = REPOSITORY / name, tmp_path / name
-        target.parent.mkdir(exist_ok=True)
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
-    (tmp_path / "tests" / "test_some.py").write_text(TESTS)
-    return tmp_path
-
-
-def run_pytest(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60)
+    return small_checkout(tmp_path, TESTS)
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from coxswain_operator.kubernetes.event_aggregator import EventAggregator
+from coxswain_operator.kubernetes.events import Events
+from coxswain_operator.views import Event, Manifest
+from tests.unit.fake_cluster import training_job
 
 SUBJECT = ("uid", "NodeLost")
 
@@ -46,3 +51,25 @@ def test_what_is_older_than_ten_minutes_is_forgotten_once_its_count_is_published
     book.forget(600.0)
     assert list(book._series) == [("other", "Failed")]
     assert book.unpublished() == []
+
+
+class Server:
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Manifest] = []
+
+    async def send(self, method: str, path: str, body: Manifest, *_: Any, **__: Any) -> bytes:
+        self.bodies.append(body)
+        return b""
+
+
+@pytest.mark.parametrize(("letters", "left"), [(511, 511), (512, 511), (9000, 511)])
+async def test_a_text_is_cut_where_the_server_takes_no_more_bytes_and_never_inside_a_letter(
+    letters: int, left: int
+) -> None:
+    server, job = Server(), training_job()
+    job["metadata"]["uid"] = "u"
+    async with Events(server) as events:  # type: ignore[arg-type]
+        events.put(job, Event("Failed", "x" + "ü" * letters))
+    assert [body["note"] for body in server.bodies] == ["x" + "ü" * left]

@@ -13,7 +13,7 @@ from coxswain_operator.controller import Controller
 from coxswain_operator.views import Manifest
 from docs.tools import pod_template as generator
 from tests.api_samples import sample
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job, with_job
 from tests.unit.test_reconcile_children import environment, made
 from tests.unit.test_reconcile_lifecycle import passes, running
 
@@ -191,7 +191,7 @@ async def test_a_pod_that_cannot_be_built_is_a_condition_and_not_only_a_line_in_
     def broken(*_: Any) -> Manifest:
         raise KeyError("name")
 
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     monkeypatch.setattr("coxswain_operator.children.pods.overlaid", broken)
     operator = Controller(world, world, world.clock)
     for _ in range(20):

@@ -18,6 +18,7 @@ from coxswain.cost.hardware import Rates, scaled, step_seconds
 from coxswain.cost.memory import Recompute
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
+from coxswain_train.profile import __main__ as profiler
 from coxswain_train.profile.__main__ import _parser, base_of, said, subject_of
 from coxswain_train.profile.machine import tasks_of
 from coxswain_train.profile.measure import measure
@@ -166,6 +167,12 @@ def test_no_cost_is_below_zero_where_noise_asks_for_it() -> None:
     assert min(found.linear_tflops, found.task_ms, found.update_ns_per_parameter) >= 0
 
 
+def test_an_error_counts_by_its_share_of_a_steps_seconds() -> None:
+    """Of steps that took 1 s and 3 s the one between is 1.2 s, by seconds it would be 2 s: no long step hides short ones."""
+    measured = Measured(MODEL, PARAMETERS, 1, (), (), 0.0, tuple(Step(((100,),), 0, taken) for taken in (1.0, 3.0)))
+    assert predicted(measured.steps[0], fitted(measured, BASE, None), measured, True) == pytest.approx(1.2, rel=0.05)
+
+
 def test_what_a_step_takes_besides_its_tasks_is_split_into_sending_and_update() -> None:
     found, _, _ = profiled(Virtual())
     assert step_seconds(found, PARAMETERS, 4, True) == pytest.approx(step_seconds(RATES, PARAMETERS, 4, True), rel=1e-3)
@@ -190,6 +197,30 @@ def test_every_replica_has_a_steps_packs_and_a_part_of_its_ring() -> None:
 def test_a_profile_of_no_known_model_is_refused(arguments: list[str], says: str) -> None:
     with pytest.raises(Refused, match=says):
         subject_of(_parser().parse_args(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--base", "h900"], "hardware 'h900'"),
+        (["--device", "cuda"], "--device cuda: this machine has no CUDA device; use --device cpu"),
+        (["--output", "no/such/folder/mine.json"], "--output 'no/such/folder/mine.json': give a file in a folder"),
+        (["--output", "."], "--output '.': give a file"),
+        (["--processes", "0"], "--processes: '0': allowed is a whole number of at least 1"),
+        (["--layers", "-1"], "--layers: '-1': allowed is a whole number of at least 0"),
+        (["--seconds", "nan"], "--seconds: 'nan': allowed is a number above 0"),
+    ],
+)
+def test_what_a_profile_refuses_it_refuses_before_it_measures(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(profiler, "_profile", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    try:
+        code = profiler.main(["--model", "llama-tiny", "--vocabulary", "320", *arguments])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2 and says in capsys.readouterr().err
 
 
 def test_a_shape_in_a_file_is_profiled_as_a_preset_is(tmp_path: Path) -> None:

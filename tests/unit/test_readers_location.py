@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 
 from coxswain.config import JobConfig
 from coxswain.planlog import membership_key, mix_key
-from coxswain.uris import file_uri
+from coxswain.uris import file_path, file_uri
 from coxswain_cli.__main__ import app
 from coxswain_cli.readers.folder import FolderReader
 from coxswain_cli.readers.location import LocationReader
 from coxswain_cli.readers.stored_run import open_location
 from coxswain_cli.reporting.model import RecordedRun
+from coxswain_coordinator.state import history
 from tests.unit import report_samples as samples
 from tests.unit.coordinator_fakes import Cluster, cluster, make_job
 
@@ -90,6 +91,33 @@ def test_the_report_of_a_location_has_the_steps_that_the_run_itself_recorded(job
     code, said = cox("report", job.checkpoint.uri, "--output", tmp_path / "r.html")
     assert (code, said.splitlines()[-1]) == (0, str(tmp_path / "r.html"))
     assert "holds neither events nor timings" in (tmp_path / "r.html").read_text()
+
+
+def test_the_report_of_a_work_directory_has_the_steps_whose_lines_it_no_longer_has(
+    job: JobConfig, tmp_path: Path
+) -> None:
+    samples.write_object(tmp_path, "ConfigMap", "demo", {"data": {"job.json": msgspec.json.encode(job).decode()}})
+    whole = FolderReader(tmp_path).record(())
+    lines = (tmp_path / "steps.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "steps.jsonl").write_text("".join(lines[STEPS // 2 :]))
+    assert FolderReader(tmp_path).record(()) == whole
+    shutil.rmtree(file_path(job.checkpoint.uri))
+    run = FolderReader(tmp_path).record(())
+    assert [s.step for s in run.steps] == list(range(STEPS // 2, STEPS))
+    assert any(note.startswith(f"steps before {STEPS // 2} are missing: those at file:") for note in run.notes)
+
+
+def test_a_run_keeps_its_newest_lines_within_a_limit_and_its_report_has_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MOST_STEPS", 4000)
+    asyncio.run(train(tmp_path))
+    folder, job = tmp_path / "part-1", edited(make_job(tmp_path))
+    lines = [json.loads(line)["step"] for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert (folder / "steps.jsonl").stat().st_size <= 4000
+    assert lines[0] > EDITED_AT and lines == list(range(lines[0], STEPS))
+    samples.write_object(folder, "ConfigMap", "demo", {"data": {"job.json": msgspec.json.encode(job).decode()}})
+    assert [s.step for s in FolderReader(folder).record(()).steps] == list(range(STEPS))
 
 
 def test_the_wanted_shares_follow_the_weights_of_each_step_and_not_those_of_now(job: JobConfig, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tests.unit.fake_cluster import (
     report,
     report_text,
     training_job,
+    with_job,
 )
 from tests.unit.test_reconcile_lifecycle import passes, running
 from tests.unit.test_reconcile_properties import Watched
@@ -180,7 +181,7 @@ def test_a_storm_of_events_is_one_pass() -> None:
 
 def test_whatever_the_api_server_refuses_once_is_done_by_a_second_look() -> None:
     async def scenario() -> None:
-        world = FakeCluster(data_source(), data_mix(), training_job())
+        world = with_job()
         refusals = {
             "patch": [Conflict("moved on"), Retryable("503")],
             "list": [OSError("reset")],
@@ -202,7 +203,7 @@ def test_whatever_the_api_server_refuses_once_is_done_by_a_second_look() -> None
 
 def test_a_leftover_of_the_same_name_is_waited_for_without_haste() -> None:
     async def scenario() -> None:
-        world = FakeCluster(data_source(), data_mix(), training_job())
+        world = with_job()
         leftover = foreign_pod("demo-trainer-0-0")
         world.put(leftover)
         looks: list[str] = []
@@ -219,7 +220,7 @@ def test_a_leftover_of_the_same_name_is_waited_for_without_haste() -> None:
 
 def test_a_quota_that_is_used_up_is_waited_for_with_one_try_in_a_while() -> None:
     async def scenario() -> None:
-        world, tries, free = FakeCluster(data_source(), data_mix(), training_job()), list[str](), asyncio.Event()
+        world, tries, free = with_job(), list[str](), asyncio.Event()
 
         def refuse(verb: str, what: str) -> None:
             if verb == "create" and what.startswith("demo-trainer") and not free.is_set():
@@ -255,7 +256,7 @@ async def finished(**spec: Any) -> FakeCluster:
 
 
 async def test_a_pass_that_wrote_is_followed_by_another_at_once() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     assert await delay(world) == 0.0
 
 
@@ -265,7 +266,7 @@ async def test_a_name_that_is_taken_is_tried_again_after_a_second() -> None:
 
 
 async def test_a_quota_that_refuses_again_is_asked_every_ten_seconds() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
 
     def refuse(verb: str, what: str) -> None:
         if verb == "create" and what.startswith("demo-trainer"):
@@ -301,7 +302,7 @@ async def test_a_job_that_saves_for_another_size_is_quiet_although_its_coordinat
 
 
 async def test_a_controller_has_the_machines_time_and_the_settings_that_it_is_given() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     await Controller(world, world, settings=Settings(train_image="registry/train:2")).pass_once(NAMESPACE, "demo")
     assert abs(seconds(world.job["status"]["updatedAt"]) - time.time()) < 3600
     images = {c["image"] for pod in world.pods() for c in pod["spec"]["containers"]}
@@ -335,7 +336,7 @@ async def test_a_job_that_has_ended_and_whose_pods_run_is_polled() -> None:
 async def test_a_pass_rests_for_its_cost_and_a_quiet_one_for_ten_times_as_long(
     monkeypatch: pytest.MonkeyPatch, quiet: bool, rest: float
 ) -> None:
-    world = await running() if quiet else FakeCluster(data_source(), data_mix(), training_job())
+    world = await running() if quiet else with_job()
     times = iter((1.0, 1.5))
     monkeypatch.setattr("coxswain_operator.controller.time.thread_time", lambda: next(times))
     found = await Controller(world, world, world.clock).reconcile_job(NAMESPACE, "demo")
@@ -400,7 +401,7 @@ async def test_a_pass_that_creates_too_long_ends_and_the_next_one_goes_on_at_onc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Thousands of pods on a slow server must not hold the place in the queue that another job waits for."""
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     controller = Controller(world, world, world.clock)
     monkeypatch.setattr("coxswain_operator.executor.BATCH_SECONDS", 0.0)
     rest = await controller.reconcile_job(NAMESPACE, "demo")
@@ -422,7 +423,7 @@ async def test_a_pass_that_creates_too_long_ends_and_the_next_one_goes_on_at_onc
     ],
 )
 async def test_a_job_belongs_to_the_controller_that_it_names(mine: str, said: str | None, acts: bool) -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job(**({"managedBy": said} if said else {})))
+    world = with_job(**({"managedBy": said} if said else {}))
     controller = Controller(world, world, world.clock, settings=Settings(managed_by=mine))
     for _ in range(4):
         await controller.reconcile_job(NAMESPACE, "demo")
@@ -432,7 +433,7 @@ async def test_a_job_belongs_to_the_controller_that_it_names(mine: str, said: st
 async def test_two_installations_leave_each_others_jobs_and_their_pods_alone() -> None:
     """Neither its policy nor its group in a queue, which a deleted job would leave."""
     queueing = {"queueing": {"backend": "Kueue", "queueName": "research"}}
-    world = FakeCluster(data_source(), data_mix(), training_job(managedBy="example.org/a", scheduling=queueing))
+    world = with_job(managedBy="example.org/a", scheduling=queueing)
     a, b = (
         Controller(
             world, world, world.clock, settings=Settings(managed_by=f"example.org/{name}", operator_namespace=name)

@@ -9,19 +9,10 @@ import pytest
 
 from coxswain.wire import Fault
 from coxswain_operator.reconcile import force_delete, reconcile
-from coxswain_operator.reconcile.actions import Observed, WriteStatus
+from coxswain_operator.reconcile.actions import WriteStatus
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import PodView
-from tests.unit.fake_cluster import (
-    FakeCluster,
-    data_mix,
-    data_source,
-    live,
-    member_of,
-    report,
-    report_text,
-    training_job,
-)
+from tests.unit.fake_cluster import FakeCluster, live, member_of, report, report_text, with_job
 from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene
 from tests.unit.test_reconcile_lifecycle import passes, running
 
@@ -102,7 +93,7 @@ async def test_the_pods_of_a_job_that_has_ended_do_not_stay_on_lost_nodes() -> N
 
 
 async def test_a_pod_whose_image_cannot_be_pulled_is_reported_and_replaced_after_the_time_out() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     await passes(world)
     world.wait(world.pod("trainer-0"), "ImagePullBackOff", "Back-off pulling image")
     world.tick(20)
@@ -116,7 +107,7 @@ async def test_a_pod_whose_image_cannot_be_pulled_is_reported_and_replaced_after
 
 async def test_a_pod_whose_volumes_cannot_be_mounted_is_reported_with_what_it_mounts() -> None:
     keys = {"url": "http://s3:9000", "secretRef": {"name": "s3-keys"}}
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     world.edit("DataSource", "code", endpoint=keys, uri="s3://corpus/")
     await passes(world)
     world.unprepared(world.pod("trainer-0"))
@@ -131,7 +122,7 @@ async def test_a_pod_whose_volumes_cannot_be_mounted_is_reported_with_what_it_mo
 
 async def test_a_rule_on_a_waiting_reason_decides_before_the_time_out() -> None:
     rules = [{"name": "no-image", "onReasons": ["ErrImagePull", "ImagePullBackOff"], "action": "Fail"}]
-    world = FakeCluster(data_source(), data_mix(), training_job(failurePolicy={"rules": rules}))
+    world = with_job(failurePolicy={"rules": rules})
     await passes(world)
     world.wait(world.pod("trainer-0"), "ImagePullBackOff", "Back-off pulling image")
     await passes(world)
@@ -142,7 +133,7 @@ async def test_a_rule_on_a_waiting_reason_decides_before_the_time_out() -> None:
 async def test_a_waiting_reason_whose_rule_demands_more_does_nothing_yet() -> None:
     codes = {"operator": "In", "values": [9]}
     rules = [{"name": "both", "onReasons": ["ImagePullBackOff"], "onExitCodes": codes, "action": "Fail"}]
-    world = FakeCluster(data_source(), data_mix(), training_job(failurePolicy={"rules": rules}))
+    world = with_job(failurePolicy={"rules": rules})
     await passes(world)
     world.wait(world.pod("trainer-0"), "ImagePullBackOff")
     await passes(world)
@@ -163,11 +154,8 @@ async def test_a_member_that_keeps_failing_restarts_the_whole_job() -> None:
 
 
 async def test_a_quota_that_is_used_up_is_reported_and_waited_for() -> None:
-    job = {**training_job(), "status": {}}
-    job["metadata"] |= {"uid": "u"}
     full = Fault("QuotaExceeded", "exceeded quota: gpus", retryable=True)
-    observed = Observed(job=job, sources=(data_source(),), mixes=(data_mix(),), rejection=full)
-    (write,) = reconcile(observed, 1000.0).of(WriteStatus)
+    (write,) = reconcile(Scene(rejection=full).observed, 1000.0).of(WriteStatus)
     assert isinstance(write, WriteStatus)
     succeeded = next(c for c in write.status["conditions"] if c["type"] == "Succeeded")
     assert (succeeded["status"], succeeded["message"]) == ("Unknown", "QuotaExceeded: exceeded quota: gpus")

@@ -17,7 +17,7 @@ from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import PodView
 from tests.draws import draws
-from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, report, training_job
+from tests.unit.fake_cluster import FakeCluster, report, with_job
 from tests.unit.reconcile_scenes import COORDINATOR, LOADER, NOW, TRAINER, Scene
 from tests.unit.slot_scheduler import TIMEOUT, TRAINS_SECONDS, SlotScheduler
 from tests.unit.test_reconcile_lifecycle import passes
@@ -103,7 +103,7 @@ def test_a_start_is_given_up_when_its_time_is_over_and_too_few_pods_hold_nodes(
 
 async def half_placed_job(**spec: Any) -> FakeCluster:
     """A job that has just given its nodes back."""
-    world = FakeCluster(data_source(), data_mix(), training_job(**spec))
+    world = with_job(**spec)
     world.unplaceable = {"trainer-1"}
     await passes(world)
     world.run_all()
@@ -156,7 +156,7 @@ async def test_a_job_that_waits_for_its_nodes_can_be_suspended_and_starts_at_onc
 
 async def test_a_gang_that_had_shrunk_asks_for_all_trainers_again_after_a_release() -> None:
     trainers = {"count": 3, "minCount": 2, "maxCount": 3}
-    world = FakeCluster(data_source(), data_mix(), training_job(trainers=trainers))
+    world = with_job(trainers=trainers)
     world.unplaceable = {"trainer-2"}
     await passes(world)
     for seconds_later in (900, 900 * (1 + half_placed.SPREAD)):

@@ -12,7 +12,7 @@ from coxswain_operator.controller import Controller
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.views import Manifest
 from tests.fake_coordinator import FakeCoordinator
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, training_job
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, training_job, with_job
 
 OLD, NEW = b"o" * 32, b"n" * 32
 
@@ -32,7 +32,7 @@ async def passes(world: FakeCluster, known: TokenKeys, count: int = 6) -> None:
 
 
 async def started(known: TokenKeys) -> FakeCluster:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     await passes(world, known)
     assert len(world.created) == 4
     return world
@@ -88,7 +88,7 @@ async def test_the_token_is_in_the_secret_that_the_pods_mount_and_nowhere_else()
 
 
 async def test_a_secret_is_created_before_the_first_pod_and_never_asked_for() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     calls: list[tuple[str, str]] = []
     world.before_call = lambda verb, what: calls.append((verb, what))
     await passes(world, keys(OLD))
@@ -121,7 +121,7 @@ async def test_a_job_takes_the_newest_key_at_its_next_start(release: str) -> Non
 
 
 async def test_a_start_whose_key_is_gone_before_any_pod_came_takes_the_new_key() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
 
     def crash(verb: str, what: str) -> None:
         if verb == "create":
@@ -189,7 +189,7 @@ async def test_a_job_whose_token_is_unknown_trains_on_and_says_how_it_can_be_con
 
 
 async def test_a_foreign_secret_under_the_name_stops_nothing() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     other: dict[str, Any] = {"kind": "Secret", "metadata": {"name": named(world, OLD)}, "data": {"token": "eA=="}}
     world.put(other)
     await passes(world, keys(OLD))

@@ -15,7 +15,16 @@ from coxswain_operator.reconcile.actions import WriteStatus
 from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.single_job import run_job
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, report_text, training_job
+from tests.unit.fake_cluster import (
+    NAMESPACE,
+    FakeCluster,
+    data_mix,
+    data_source,
+    report,
+    report_text,
+    training_job,
+    with_job,
+)
 from tests.unit.reconcile_scenes import COORDINATOR, GANG, Scene, ended
 
 
@@ -33,7 +42,7 @@ RESTART_JOB = {"name": "restart-job", "action": "RestartJob", "onExitCodes": {"o
 
 async def running(**spec: object) -> FakeCluster:
     """A job whose pods are ready and whose coordinator says Running."""
-    world = FakeCluster(data_source(), data_mix(), training_job(**spec))
+    world = with_job(**spec)
     await begin(world)
     return world
 
@@ -47,7 +56,7 @@ async def begin(world: FakeCluster) -> None:
 
 
 async def test_a_job_gets_one_pod_for_each_member_and_all_other_children() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     await passes(world)
     assert sorted(world.created) == ["demo-coordinator-0", "demo-loader-0-0", "demo-trainer-0-0", "demo-trainer-1-0"]
     kinds = {kind for kind, _ in world.objects}
@@ -72,7 +81,7 @@ async def test_a_coordinator_that_has_left_is_judged_by_its_last_report_and_not_
 
 
 async def test_a_gang_is_protected_from_drains_once_it_is_whole() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     await passes(world)
     world.run(pod := world.pod("coordinator") or {})
     await passes(world)
@@ -211,7 +220,7 @@ async def test_a_coordinator_that_is_replaced_and_still_answers_takes_no_event_f
 
 
 async def test_a_pod_that_the_cluster_refuses_ends_the_job_with_the_clusters_message() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     controller = Controller(world, world, world.clock)
 
     def refuse(verb: str, what: str) -> None:
@@ -241,7 +250,7 @@ async def test_a_mix_that_is_deleted_while_the_job_runs_is_reported_and_stops_no
 
 async def test_a_job_that_is_being_deleted_gets_no_children_and_no_replacements() -> None:
     """As long as a finalizer keeps it; after that the garbage collector removes what it had."""
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     world.job["metadata"] |= {"deletionTimestamp": stamp(world.now), "finalizers": ["example.com/audit"]}
     await passes(world)
     assert world.created == [] and {kind for kind, _ in world.objects} == {"DataSource", "DataMix", "TrainingJob"}

@@ -15,7 +15,7 @@ from coxswain_operator.children.configuration import JOB
 from coxswain_operator.reconcile import live_size
 from coxswain_operator.reconcile.actions import RequeueAt, Sizing, WriteStatus
 from coxswain_operator.views import Event, Manifest
-from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, live, member_of, report, training_job
+from tests.unit.fake_cluster import FakeCluster, live, member_of, report, training_job, with_job
 from tests.unit.reconcile_scenes import GANG, NOW, Scene, ended
 from tests.unit.test_reconcile_attempt import config_map
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB, passes, running
@@ -171,7 +171,7 @@ async def test_a_coordinator_that_starts_again_learns_the_size_that_its_configur
 
 
 async def test_a_job_that_began_with_too_few_trainers_grows_when_there_is_room() -> None:
-    cluster = FakeCluster(data_source(), data_mix(), training_job(trainers={**trainers(4), "minCount": 2}))
+    cluster = with_job(trainers={**trainers(4), "minCount": 2})
     cluster.unplaceable = {"trainer-3"}
     await passes(cluster)
     cluster.run_all()

@@ -11,7 +11,16 @@ from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.reconcile.gang import PINNED
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, manifest, report, report_text, training_job
+from tests.unit.fake_cluster import (
+    FakeCluster,
+    data_mix,
+    data_source,
+    manifest,
+    report,
+    report_text,
+    training_job,
+    with_job,
+)
 from tests.unit.reconcile_scenes import COORDINATOR, GANG, LOADER, NOW, TRAINER, Scene, condition
 from tests.unit.test_reconcile_lifecycle import begin, passes, running
 from tests.unit.test_reconcile_resize import leave, running_scalable, scale
@@ -211,7 +220,7 @@ def test_a_job_keeps_its_state_while_its_coordinator_misses_an_answer_or_is_abou
 
 
 async def test_a_job_without_room_shows_the_schedulers_own_words_until_there_is_room() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     world.unplaceable = {"trainer-1"}
     await passes(world)
     world.run_all()

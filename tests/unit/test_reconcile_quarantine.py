@@ -17,7 +17,7 @@ from coxswain_operator.reconcile import node_request
 from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, live, member_of, report, training_job
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, live, member_of, report, with_job
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SETTINGS = Settings(quarantine=True)
@@ -92,7 +92,7 @@ def avoided(world: FakeCluster, member: str) -> set[str]:
 
 
 def new_world(**spec: Any) -> FakeCluster:
-    return FakeCluster(data_source(), data_mix(), training_job(parallelism=CPU, **spec))
+    return with_job(parallelism=CPU, **spec)
 
 
 async def running(**spec: Any) -> FakeCluster:

@@ -8,13 +8,13 @@ import pytest
 
 from coxswain_operator.reconcile.pending import GATED
 from coxswain_operator.reconcile.times import stamp
-from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, report, training_job
+from tests.unit.fake_cluster import FakeCluster, report, with_job
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 
 async def queued(seconds: float, **spec: Any) -> FakeCluster:
     """A job whose pods a queue has held back for so long."""
-    world = FakeCluster(data_source(), data_mix(), training_job(**spec))
+    world = with_job(**spec)
     await passes(world, 2)
     hold(world)
     await passes(world, 2)

@@ -14,7 +14,7 @@ from coxswain_operator.reconcile.force_delete import MARGIN_SECONDS
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.refusals import fault_of
 from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job, with_job
 from tests.unit.test_reconcile_lifecycle import running
 
 DENIALS = {
@@ -109,7 +109,7 @@ async def test_a_right_to_delete_that_is_missing_is_a_condition_and_not_only_a_l
 
 @pytest.mark.parametrize("name", ["demo-config", "demo", "demo-token-"])
 async def test_no_pod_is_created_while_one_of_the_objects_that_it_needs_is_refused(name: str) -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     lift = refusing(world, Denied("Forbidden", "exceeded quota: objects"), what=name)
     operator = await passes(world)
     assert world.created == []
@@ -119,7 +119,7 @@ async def test_no_pod_is_created_while_one_of_the_objects_that_it_needs_is_refus
 
 
 async def test_pods_are_replaced_while_the_disruption_budget_is_refused() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     operator = await passes(world)
     world.run_all()
 
@@ -182,7 +182,7 @@ async def test_what_an_earlier_job_of_the_same_name_left_behind_is_replaced_befo
 async def test_an_object_of_others_that_holds_a_name_stays_and_the_job_says_what_it_waits_for(
     owner: Manifest | None,
 ) -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     left = world.put(held("Service", "demo", owner))
     operator = await passes(world)
     belongs = "belongs to Deployment web" if owner else "belongs to no TrainingJob"
@@ -195,7 +195,7 @@ async def test_an_object_of_others_that_holds_a_name_stays_and_the_job_says_what
 
 async def test_a_child_whose_creation_had_no_answer_is_the_jobs_own_and_no_name_that_is_taken() -> None:
     """A request that is sent again finds what its first attempt has created."""
-    world, lost = FakeCluster(data_source(), data_mix(), training_job()), ["demo"]
+    world, lost = with_job(), ["demo"]
     create = world.create
 
     async def create_unheard(manifest: Manifest) -> Manifest:
@@ -246,7 +246,7 @@ async def test_a_pod_of_an_earlier_job_on_a_dead_node_is_deleted_by_force() -> N
 
 async def test_the_pods_of_a_younger_job_are_not_taken_for_leftovers() -> None:
     """This operator may still see a job that was deleted and made again meanwhile."""
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     world.tick(60)
     younger = {**BEFORE, "uid": "younger"}
     labels = {"coxswain.dev/job": "demo", "coxswain.dev/job-uid": "younger", "coxswain.dev/role": "trainer"}

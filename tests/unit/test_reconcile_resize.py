@@ -13,16 +13,7 @@ from coxswain_operator.reconcile import resize
 from coxswain_operator.reconcile.actions import CheckpointAndStop
 from coxswain_operator.reconcile.resize import Resize, plan_resize
 from coxswain_operator.views import Manifest, PodView
-from tests.unit.fake_cluster import (
-    FakeCluster,
-    data_mix,
-    data_source,
-    live,
-    member_of,
-    report,
-    report_text,
-    training_job,
-)
+from tests.unit.fake_cluster import FakeCluster, live, member_of, report, report_text, with_job
 from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
@@ -79,7 +70,7 @@ async def test_changes_that_come_quickly_are_one_restart_with_the_last_count() -
 
 
 async def test_a_job_that_does_not_train_yet_is_scaled_at_once() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job(trainers=trainers(2)))
+    world = with_job(trainers=trainers(2))
     await passes(world)
     scale(world, 1)
     await passes(world, 6)
@@ -115,7 +106,7 @@ async def test_a_second_change_after_a_first_is_a_restart_of_its_own() -> None:
 
 
 async def test_trainers_that_find_no_node_in_time_are_done_without_where_enough_found_one() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job(trainers={**trainers(4), "minCount": 2}))
+    world = with_job(trainers={**trainers(4), "minCount": 2})
     world.unplaceable = {"trainer-1"}
     await passes(world)
     world.run_all()
@@ -136,7 +127,7 @@ async def test_trainers_that_find_no_node_in_time_are_done_without_where_enough_
 
 
 async def test_a_gang_without_room_waits_with_a_message_and_consumes_no_restarts() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job(failurePolicy={"maxRestarts": 0}))
+    world = with_job(failurePolicy={"maxRestarts": 0})
     world.unplaceable = {"coordinator", "loader-0", "trainer-0", "trainer-1"}
     await passes(world)
     world.run_all()

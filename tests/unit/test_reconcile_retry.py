@@ -9,7 +9,7 @@ from coxswain.names import ANNOTATION_RETRY, ENV_RECORDED_STEP
 from coxswain.wire import Fault
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.times import stamp
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, report_text, training_job
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, report_text, with_job
 from tests.unit.test_reconcile_lifecycle import begin, passes, running
 
 FAULT = Fault("SourceNotFound", "the uri does not exist")
@@ -106,7 +106,7 @@ async def test_a_retry_grants_the_active_deadline_again() -> None:
 
 
 async def test_a_child_that_the_cluster_refused_is_tried_again() -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     controller = Controller(world, world, world.clock)
     refusing = True
 
@@ -129,7 +129,7 @@ async def test_a_child_that_the_cluster_refused_is_tried_again() -> None:
 
 @pytest.mark.parametrize(("step", "found"), [(10, "10"), (-1, None)])
 async def test_a_coordinator_knows_the_step_of_the_last_checkpoint_that_the_status_names(step, found) -> None:
-    world = FakeCluster(data_source(), data_mix(), training_job())
+    world = with_job()
     await passes(world)
     world.run_all()
     world.report_now = report("Running", 10, checkpoint_step=step)

@@ -23,6 +23,7 @@ from coxswain_operator.reconcile.status import (
     JobStatus,
     LastCheckpoint,
     LayoutStatus,
+    Straggler,
     Trainers,
     due_at,
     read_status,
@@ -49,24 +50,32 @@ FURTHER = changed(WRITTEN, progress=progress.apply_report(WRITTEN, report("Runni
         (changed(WRITTEN, last_checkpoint=LastCheckpoint(step=1, uri="", time="")), 0, NOW + 5),
         (changed(WRITTEN, conditions=(changed(RUNNING, message="waits"),)), 0, NOW + 5),
         (changed(WRITTEN, conditions=(changed(RUNNING, status="True"),)), 0, AT_ONCE),
-        (changed(WRITTEN, seen="coordinator"), 0, NOW + 5),
-        (changed(FURTHER, trainers=Trainers(ready=1), ready="1/2", replicas=1), 0, NOW + 5),
+        (changed(WRITTEN, seen="coordinator"), 0, NOW + 15),
+        (changed(FURTHER, trainers=Trainers(ready=1), ready="1/2", replicas=1), 0, NOW + 15),
         (changed(WRITTEN, trainers=Trainers(desired=1)), 0, AT_ONCE),
         (changed(WRITTEN, attempt=1), 0, AT_ONCE),
     ],
 )
-def test_progress_is_written_every_15_seconds_counts_every_5_and_all_else_at_once(
+def test_progress_and_counts_are_written_every_15_seconds_messages_every_5_and_all_else_at_once(
     new: JobStatus, passed: float, due: float
 ) -> None:
     assert due_at(WRITTEN, new, NOW + passed) == due
 
 
-@pytest.mark.parametrize(("waited", "delay"), [(0, 5), (4, 5), (12, 12), (60, 60)])
+@pytest.mark.parametrize(("waited", "delay"), [(0, 15), (14, 15), (22, 22), (60, 60)])
 def test_counts_of_a_start_that_takes_long_are_written_ever_more_rarely(waited: float, delay: float) -> None:
     waits = Condition(type="PodsReady", status="False", reason="PodsNotReady", last_transition_time=stamp(NOW - waited))
     old = changed(WRITTEN, conditions=(RUNNING, waits))
-    assert due_at(old, changed(old, seen="coordinator"), NOW + 1) == NOW + delay
+    more = changed(old, seen="coordinator", conditions=(RUNNING, changed(waits, message="not ready: loader-0")))
+    assert due_at(old, more, NOW + 1) == NOW + delay
     assert due_at(old, changed(old, conditions=(RUNNING, changed(waits, status="True"))), NOW + 1) == AT_ONCE
+
+
+@pytest.mark.parametrize(("field", "text"), [("slowdown", "3.00"), ("action", "gets less work")])
+def test_what_is_said_of_a_slow_device_is_written_every_five_seconds(field: str, text: str) -> None:
+    slow = Straggler(trainer="trainer-1", device=0, slowdown="2.00", since=stamp(NOW), cause="Device")
+    old = changed(WRITTEN, stragglers=(slow,))
+    assert due_at(old, changed(old, stragglers=(changed(slow, **{field: text}),)), NOW) == NOW + 5
 
 
 @pytest.mark.parametrize(("age", "writes"), [(14, 0), (15, 1)])

@@ -321,14 +321,15 @@ def test_a_rival_whose_layout_after_a_loss_is_of_our_search_takes_the_seconds_of
     assert seconds == {"ours": took, "layers-only": took, "always": took, "torchft": 0.0, "restart": 0.0}
 
 
-def test_after_a_loss_ours_goes_on_at_once_without_the_replica_where_planning_takes_long() -> None:
+def test_after_a_loss_ours_goes_on_at_once_without_the_replica_however_long_planning_takes() -> None:
     slow, lost = Event(10.0, "coordinator", "coordinator", 50.0, None), Event(30.0, "n1/0", "lost", 1.0, 200.0)
     whole = Trace(4, 8, 300.0, 0, (slow, lost))
     large = world_of(whole, "llama-7b", "a100-80g")
     assert len(large.healthy.chains) > 1
-    at_once, searched = (simulate(large, replace(whole, events=events), ())[0] for events in ((slow, lost), (lost,)))
-    assert "planning" not in at_once.seconds_lost and searched.seconds_lost["planning"] > 1
-    assert at_once.plans and at_once.changes == 3, "without the replica, as the search says, and back with it"
+    for events in ((slow, lost), (lost,)):
+        outcome = simulate(large, replace(whole, events=events), ())[0]
+        assert "planning" not in outcome.seconds_lost
+        assert outcome.plans and outcome.changes == 3, "without the replica, as the search says, and back with it"
     without = simulate(large, whole, (), copies=False)[0]
     assert without.seconds_lost["planning"] > 50, "the state is in the checkpoint, so a restart waits for the plan"
 

@@ -11,20 +11,19 @@ from msgspec.structs import replace
 
 from coxswain.config import ParallelConfig, StragglerConfig
 from coxswain.ladder.decide import decide
-from coxswain.ladder.values import Option, Options
+from coxswain.ladder.values import LEAST_GAIN, Option, Options
 from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.stragglers.values import Cause
 from coxswain.wire import NodeRequest
 from coxswain_coordinator.api.report import job_report
 from coxswain_coordinator.capacity import capacity_fault, devices_of
 from coxswain_coordinator.stragglers.ladder import MEASURED_STEPS, Ladder
-from coxswain_coordinator.stragglers.offers import costs_of, is_whole, offers, runs
+from coxswain_coordinator.stragglers.offers import costs_of, offers, runs
 from coxswain_coordinator.stragglers.words import Straggler
 from coxswain_coordinator.world.formation import at_checkpoint, next_generation, world_of
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.test_coordinator_driver import training
-from tests.unit.test_coordinator_living import begun, holds, moved_to, one_replica, register
-from tests.unit.test_coordinator_parts import agents
+from tests.unit.coordinator_lead import begun, holds, moved_to, one_replica, register, training
+from tests.unit.coordinator_samples import agents
 from tests.unit.test_coordinator_speeds import ONSET, run
 
 pytestmark = pytest.mark.looptime
@@ -33,7 +32,7 @@ SECONDS = 10.0  # of a step while trainer 1 is slow
 SLOW = Device(1, 0)
 
 
-def offered(job, vocabulary, layout: Layout, speeds) -> Options:
+def offered(job, vocabulary, layout: Layout, speeds, least_gain) -> Options:
     """While one is slow, a layout with it on standby is a fifth faster; while none is, that with all devices."""
     if not speeds:
         whole = next_generation(job, 1, "me", agents(2), (), at_checkpoint(job, None)).layout
@@ -44,11 +43,13 @@ def offered(job, vocabulary, layout: Layout, speeds) -> Options:
 
 @dataclass
 class Job:
-    """Two trainers with a device each; changes of layout come at once."""
+    """Trainers with a device each; changes of layout come at once."""
 
     folder: Any
     action: str = "Migrate"
     planner: Any = offered
+    trainers: int = 2
+    joins: bool = False
     factor: float = 2.0
     slow: bool = True
     step: int = 0
@@ -61,26 +62,37 @@ class Job:
     def __post_init__(self) -> None:
         batch = replace(make_job(self.folder).batch, max_sequence_tokens=128)
         stragglers = StragglerConfig(action=self.action)
-        self.job = make_job(self.folder, stragglers=stragglers, batch=batch)
-        self.plans = 0
+        self.job = make_job(self.folder, stragglers=stragglers, batch=batch, trainers=self.trainers)
+        self.inputs: list[tuple[Any, ...]] = []  # of plans: vocabulary, layout, speeds, least gain
         self.ladder = Ladder(
             self.job, lambda *request: self.asked.append(request), lambda *event: self.events.append(event),
-            self.beside, self.planner,
+            self.beside, self.planner, lambda: self.joins,
         )  # fmt: skip
         self.enter()
 
+    @property
+    def plans(self) -> int:
+        return len(self.inputs)
+
     async def beside(self, planner, *args):
-        self.plans += 1
+        self.inputs.append(args[1:])
         if self.held:
             await self.held.wait()
         return planner(*args)
 
-    def enter(self, layout: Layout | None = None, members=None) -> None:
+    def enter(self, layout: Layout | None = None, members=None, size: int | None = None) -> None:
+        """The next world begins at the next step."""
         self.generation += 1
-        members = members or agents(2)
-        record = next_generation(self.job, self.generation, "me", members, (), at_checkpoint(self.job, None))
-        self.record = replace(record, layout=layout or record.layout)
-        self.ladder.enter(self.record, world_of(self.record, members, 320), ["node-0", "node-1"])
+        members = members or agents(self.trainers)
+        start = at_checkpoint(self.job, None)
+        record = next_generation(self.job, self.generation, "me", members, (), start, layout, size)
+        self.record = replace(record, first_step=self.step)
+        nodes = [f"node-{index}" for index in range(len(record.trainers))]
+        self.ladder.enter(self.record, world_of(self.record, members, 320), nodes)
+
+    def lose(self, *lost: int, layout: Layout | None = None) -> None:
+        self.ladder.leave()
+        self.enter(layout, [agent for i, agent in enumerate(agents(self.trainers)) if i not in lost])
 
     async def run(self, steps: int, changes: bool = True) -> None:
         for _ in range(steps):
@@ -92,7 +104,9 @@ class Job:
                 await asyncio.sleep(0)
             if changes and self.asked and self.asked[-1][0] != self.record.layout:
                 self.ladder.leave()
-                self.enter(self.asked[-1][0])
+                layout = self.asked[-1][0]
+                here = {device.trainer for device in devices_of(layout)}
+                self.enter(layout, [agent for i, agent in enumerate(agents(self.trainers)) if i in here])
 
 
 def straggler(slowdown: float, since: int) -> Straggler:
@@ -132,6 +146,9 @@ async def test_an_event_states_the_measured_gain_beside_the_predicted_one_once_s
 @pytest.mark.parametrize("action", ["None", "Warn", "Rebalance"])
 async def test_an_action_below_migrate_never_plans_a_layout(tmp_path, action):
     j = Job(tmp_path, action=action)
+    await j.run(60)
+    j.slow = False
+    j.lose(1)
     await j.run(60)
     assert (j.plans, j.asked, j.ladder.request) == (0, [], None)
 
@@ -212,10 +229,182 @@ async def test_a_planner_that_fails_leaves_training_alone_and_says_so_once(tmp_p
     assert len(lines) == 1 and lines[0].endswith("ZeroDivisionError: of seconds")
 
 
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+LEFT = Layout((Replica((Stage((Device(0, 0),), 0, 1), Stage((Device(2, 0),), 1, 2))),))
+LOST = Device(1, 0)
+
+
+def left(job, vocabulary, layout: Layout, speeds, least_gain) -> Options:
+    """Of trainers 0 and 2 as a pipeline: a tenth of a percent faster. Nothing else is."""
+    faster = layout != LEFT and devices_of(layout) == devices_of(LEFT)
+    return Options(layout, dict(speeds), 8.0, 6.0, (Option("Groups", LEFT, 7.992, 0.04),) if faster else ())
+
+
+def three(folder, **changes) -> Job:
+    """Three trainers of which none is slow, after four steps."""
+    return Job(folder, planner=left, trainers=3, slow=False, **changes)
+
+
+async def test_after_a_loss_any_gain_that_reaches_its_cost_leads_to_one_change_that_says_which_trainer_was_lost(
+    tmp_path,
+):
+    j = three(tmp_path)
+    await j.run(4)
+    assert j.plans == 0
+    j.lose(1)
+    own = j.record.layout
+    await j.run(4)
+    assert [asked[1:] for asked in j.inputs] == [(own, {LOST: 0.0}, 0.0)] and j.asked == []
+    await j.run(60)
+    ((layout, why),) = j.asked
+    assert layout == LEFT == j.record.layout
+    assert why == (
+        "because of the loss of trainer-1: 1 x tp1pp2 is predicted to save 0.008 of 8.000 s of each step, for 0.0 s once"
+    )
+    ((reason, message),) = j.events
+    assert reason == "LayoutMeasured" and message.startswith(
+        "the layout that changed because of the loss of trainer-1: "
+    )
+    assert [asked[1:] for asked in j.inputs[1:]] == [(LEFT, {LOST: 0.0}, LEAST_GAIN)], "a search has chosen this one"
+    assert j.ladder.request is None
+
+
+async def test_the_first_plan_after_a_loss_is_made_while_the_world_forms_and_decided_on_behind_its_first_step(
+    tmp_path, caplog
+):
+    j = three(tmp_path)
+    j.lose(1)
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert (j.plans, j.asked, caplog.records) == (1, [], [])
+    await j.run(5)
+    assert len(j.asked) == 1 and not caplog.records
+
+
+async def test_nothing_stays_of_a_loss_once_the_trainer_is_back(tmp_path):
+    j = three(tmp_path)
+    j.lose(1)
+    await j.run(20)
+    assert j.ladder.speeds == {LOST: 0.0} and j.plans == 2
+    j.asked.clear()
+    j.enter()
+    await j.run(60)
+    assert (j.ladder.speeds, j.plans, j.asked) == ({}, 2, [])
+    j.slow, j.onset = True, j.step
+    await j.run(1)
+    assert j.inputs[2][2:] == ({SLOW: j.ladder.speeds[SLOW]}, LEAST_GAIN)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["before a plan", "while one is made"])
+async def test_no_layout_is_changed_while_a_trainer_has_registered_that_the_next_world_takes_in(tmp_path, held):
+    j = three(tmp_path)
+    j.held = asyncio.Event() if held else None
+    j.joins = not held
+    j.lose(1)
+    await j.run(held)
+    j.joins = True
+    if j.held:
+        j.held.set()
+    await j.run(40)
+    assert (j.plans, j.asked) == (int(held), [])
+    j.joins = False
+    await j.run(1)
+    assert (j.plans, len(j.asked)) == (1, 1)
+
+
+async def test_a_plan_for_the_devices_left_is_dropped_once_the_trainer_is_back_in_a_world(tmp_path):
+    j = three(tmp_path, held=asyncio.Event())
+    j.lose(1)
+    await j.run(10)
+    j.enter()
+    j.held.set()
+    await j.run(10)
+    assert (j.plans, j.asked) == (1, [])
+
+
+async def test_a_loss_during_a_change_is_planned_for_from_the_world_that_follows_it(tmp_path):
+    j = three(tmp_path)
+    j.lose(1)
+    while not j.asked:
+        await j.run(1, changes=False)
+    j.lose(1, 2)
+    await j.run(MEASURED_STEPS + 1, changes=False)
+    assert (len(j.asked), j.events) == (1, [])
+    assert j.inputs[-1][1:] == (j.record.layout, {LOST: 0.0, Device(2, 0): 0.0}, 0.0)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_a_trainer_that_a_job_has_given_up_or_has_not_had_yet_is_not_lost(tmp_path, size):
+    j = three(tmp_path)
+    two = agents(2)
+    j.enter(members=two, size=2)
+    await j.run(20)
+    j.enter(members=two, size=size)
+    await j.run(20)
+    assert (j.plans, j.ladder.speeds) == (0, {})
+
+
+async def test_a_new_coordinator_takes_what_a_job_shall_have_and_has_not_for_lost(tmp_path):
+    j = three(tmp_path)
+    j.ladder = Ladder(j.job, lambda *request: None, lambda *event: None, j.beside, left)
+    j.lose(2)
+    await j.run(1)
+    assert (j.ladder.speeds, j.plans) == ({Device(2, 0): 0.0}, 1)
+
+
+async def test_the_speed_of_a_slow_device_is_that_of_its_pod_and_a_lost_one_has_none(tmp_path):
+    j = Job(tmp_path, planner=nothing, trainers=3)
+    assert j.ladder.speeds_of({0: "pod-0", 1: "pod-1"}) == {}
+    j.lose(2)
+    await j.run(3)
+    assert j.ladder.speeds_of({0: "pod-0", 1: "pod-1", 2: "pod-2"}) == {SLOW: j.ladder.speeds[SLOW]}
+    assert j.ladder.speeds_of({0: "pod-0", 1: "pod-1-again"}) == j.ladder.speeds_of({0: "pod-0"}) == {}
+
+
+async def test_a_slow_device_beside_a_lost_one_is_named_beside_it(tmp_path):
+    faster = Layout((Replica((Stage((Device(0, 0),), 0, 1), Stage((SLOW,), 1, 2))),))
+
+    def both(job, vocabulary, layout, speeds, least_gain) -> Options:
+        return Options(
+            layout, dict(speeds), 10.0, 6.0, () if layout == faster else (Option("Groups", faster, 8.0, 5.0),)
+        )
+
+    j = Job(tmp_path, planner=both, trainers=3)
+    j.lose(2)
+    await j.run(10)
+    assert j.asked[0][1].startswith("because of trainer-1 device 0 and the loss of trainer-2: 1 x tp1pp2 ")
+
+
+@pytest.mark.parametrize("slow_steps", [1, 5], ids=["before a change", "behind one"])
+async def test_after_a_checkpoint_is_loaded_what_is_known_counts_from_its_step_on(tmp_path, slow_steps):
+    """Steps begin again at a lower number: an onset or a change in a step to come would delay the next change."""
+    j = Job(tmp_path, slow=False)
+    whole = j.record.layout
+    await j.run(50)
+    j.slow, j.onset = True, 50
+    await j.run(slow_steps)
+    assert len(j.asked) == (slow_steps == 5)
+    j.asked.clear()
+    j.step = j.onset = 0
+    j.enter(whole)
+    await j.run(20)
+    assert len(j.asked) == 1 and j.step == 20
+
+
+async def test_what_a_loss_costs_counts_through_the_worlds_that_follow_it(tmp_path):
+    j = three(tmp_path)
+    j.lose(1)
+    await j.run(3)
+    j.lose(1)
+    await j.run(2)
+    assert len(j.asked) == 1, "five steps in all"
+
+
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
 
-def nothing(job, vocabulary, layout, speeds) -> Options:
+def nothing(job, vocabulary, layout, speeds, least_gain) -> Options:
     """No other layout is faster."""
     return Options(layout, dict(speeds), SECONDS, 6.0)
 
@@ -312,7 +501,7 @@ def test_a_layout_is_offered_only_if_the_engine_runs_it_on_just_the_present_devi
     assert runs(job, BOTH, layout) is engine_runs
     one = Option("Groups", layout, 8.0, 5.0)
     monkeypatch.setattr(
-        "coxswain_coordinator.stragglers.offers.options_for", lambda *_: Options(BOTH, {}, 9.0, 6.0, (one,))
+        "coxswain_coordinator.stragglers.offers.options_for", lambda *_, **__: Options(BOTH, {}, 9.0, 6.0, (one,))
     )
     assert offers(job, 320, BOTH, {}).layouts == ((one,) if engine_runs else ())
 
@@ -337,11 +526,37 @@ def test_the_planner_counts_all_devices_as_well_and_no_tensor_groups_where_the_e
     )  # fmt: skip
 
 
-def test_the_planner_is_asked_only_where_no_trainer_is_missing(tmp_path):
-    layout = layout_of(cluster_job(tmp_path))
-    assert is_whole(layout)
-    gone = [r for r in layout.replicas if any(d.trainer == 1 for s in r.stages for d in s.devices)]
-    assert is_whole(replace(layout, replicas=gone)) is False
+@pytest.mark.parametrize("each", [1, 2, 8])
+@pytest.mark.parametrize("lost", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "Muon"}, {"custom": "models.py:Model"}], ids=str)
+def test_offers_after_a_loss_are_faster_layouts_of_just_the_devices_that_are_left(tmp_path, each, lost, changes):
+    """Of three trainers; one whole replica is left of those with two stages, and the devices of the others stand by."""
+    job = replace(cluster_job(tmp_path), trainers=3, devices_per_trainer=each)
+    custom, kind = changes.get("custom", job.model.custom), changes.get("optimizer", "AdamW")
+    job = replace(job, model=replace(job.model, custom=custom), optimizer=replace(job.optimizer, kind=kind))
+    left = [Device(t, d) for t in range(3) if t != lost for d in range(each)]
+    whole = Layout((Replica((Stage((left[0],), 0, 8),)),), tuple(left[1:]))
+    speeds = {Device(lost, d): 0.0 for d in range(each)}
+    found = offers(job, 320, whole, speeds, 0.0)
+    assert found.layouts and (found.current, found.speeds) == (whole, speeds)
+    for option in found.layouts:
+        assert devices_of(option.layout) == set(left) and option.seconds < found.stay < float("inf")
+        degrees = {len(s.devices) for r in option.layout.replicas for s in r.stages}
+        assert degrees == {1} or not changes
+    never = offers(job, 320, whole, {}, 0.0)
+    assert never.speeds == {} and (never.layouts == found.layouts or lost == 2), "one that was never there is no other"
+
+
+def test_a_gain_below_what_a_search_is_worth_is_offered_after_a_loss_alone(tmp_path, monkeypatch):
+    asked = list[float]()
+    monkeypatch.setattr(
+        "coxswain_coordinator.stragglers.offers.options_for",
+        lambda *_, least_gain: asked.append(least_gain) or Options(BOTH, {}, 9.0, 6.0),
+    )
+    job = make_job(tmp_path)
+    offers(job, 320, BOTH, {}, 0.0)
+    offers(job, 320, BOTH, {})
+    assert asked == [0.0, LEAST_GAIN]
 
 
 # --- the whole coordinator -------------------------------------------------------------------------------------------
@@ -360,7 +575,7 @@ async def test_a_confirmed_straggler_leads_to_one_planned_change_under_migrate_a
     async with training(job) as lead:
         ladder, session = lead.state.ladder, lead.state.session
 
-        def planned(job, vocabulary, layout, speeds) -> Options:
+        def planned(job, vocabulary, layout, speeds, least_gain) -> Options:
             return Options(layout, dict(speeds), 2.0, 1.0, (Option("Layers", one_replica(), 1.5, 0.5),))
 
         ladder._beside, ladder._planner = at_once, planned

@@ -14,7 +14,7 @@ from coxswain_operator.process import template_policy
 from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, training_job
+from tests.unit.fake_cluster import with_job
 from tests.unit.reconcile_scenes import NOW, Scene
 from tests.unit.test_reconcile_children import made
 from tests.unit.test_reconcile_lifecycle import passes
@@ -193,7 +193,7 @@ def test_a_jobs_own_priority_class_needs_the_same_permission() -> None:
 
 async def test_a_forbidden_template_is_a_condition_and_no_pod_exists_until_the_namespace_admits_it() -> None:
     trainers = {"count": 2, "template": {"spec": {"hostNetwork": True}}}
-    world = FakeCluster(data_source(), data_mix(), training_job(trainers=trainers))
+    world = with_job(trainers=trainers)
     await passes(world, 5)
     assert world.created == []
     condition = world.condition("Validated")

@@ -9,7 +9,7 @@ import pytest
 from coxswain.errors import Retryable
 from coxswain.wire import StepDirective, StepPlan
 from coxswain_train.worker.directives import DirectiveClient, autonomous_directive
-from tests.unit.test_coordinator_parts import committed
+from tests.unit.coordinator_samples import committed
 
 STEP = 5
 PLAN = next(p for p in committed(*range(8)).plans if p.step == STEP)

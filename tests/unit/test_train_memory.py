@@ -94,6 +94,16 @@ def test_what_goes_stays_within_the_ratio() -> None:
     assert all(t.grad is not None and torch.equal(t.grad, t.detach().exp()) for t in tensors)
 
 
+@pytest.mark.parametrize(("elements", "goes"), [(15, False), (16, True)])
+def test_a_tensor_goes_from_the_smallest_size_on_that_is_worth_a_copy(elements: int, goes: bool) -> None:
+    copies, x = HostCopies(), torch.randn(elements, requires_grad=True)
+    copies.smallest = 16 * x.element_size()
+    offloader = Offloader(1.0, frozenset(), copies)
+    with offloader.layer(1):
+        x.exp().sum().backward()
+    assert (offloader.seen, offloader.moved) == (goes * x.nbytes, goes * x.nbytes)
+
+
 @dataclass
 class Layers(HostCopies):
     """Notes of which layer it is that goes and comes back."""

@@ -84,7 +84,7 @@ def moved(world: ThreadWorld, large: int, dtype: torch.dtype, moves: Sequence[Mo
     values = [(torch.arange(240).view(SHAPE) * (kind + 1)).to(dtype) for kind in range(KINDS)]
     box, room = Box("a", (0, 0), SHAPE), [torch.full(SHAPE, -1, dtype=dtype) for _ in range(KINDS)]
     mover = Mover(world.exchange((0, 1, 2)), world.rank, 7, CPU, large)
-    mover.run([moves[:2], moves[2:]], {box: values} if world.rank == 0 else {}, {box: room})
+    mover.run([moves[:2], moves[2:]], *(({}, {box: room}) if world.rank else ({box: values}, {})))
     assert mover.received == sum(m.elements for m in moves if m.receiver == world.rank) * KINDS * values[0].itemsize
     return room, mover.faults
 

@@ -1,0 +1,180 @@
+"""What a world's ranks are to do next: steps, checkpoints, changes, ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from coxswain.config import CheckpointConfig
+from coxswain.wire import DeliveredDigests, StepDirective
+from coxswain_coordinator.planning.committer import steps_ahead
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_samples import committed, plan, replace_cursors, report, session
+
+
+def test_every_rank_gets_the_same_directive_once_its_step_is_planned(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    assert s.directive(6) is s.directive(6)
+    assert s.directive(8) is None
+
+
+def test_a_stop_takes_the_first_step_that_has_not_begun(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.directive(0), s.directive(1)
+    s.request_stop(-1)
+    assert (s.directive(1).end, s.directive(2).end, s.directive(2).checkpoint) == ("", "Suspended", True)
+
+
+def test_a_stop_at_a_step_lets_the_steps_before_it_run(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.request_stop(5)
+    assert [s.directive(k).end for k in (4, 5)] == ["", "Suspended"]
+
+
+def test_the_last_step_of_the_data_is_followed_by_the_end(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(0, 1, 2, end=3))
+    assert (s.end_step, s.exhausted, s.directive(3).end, s.directive(3).plan) == (3, True, "Completed", None)
+
+
+def test_a_change_begins_once_every_rank_has_done_the_steps_before_it(tmp_path):
+    found = session(make_job(tmp_path))
+    found.add(committed(0, 1))
+    found.directive(0)
+    found.request_move("another layout")
+    assert (found.directive(1).end, found.moved) == ("Moved", False)
+    for rank in (0, 1):
+        found.book.add_report(report(rank))
+    found.book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
+    assert found.book.close(plan(0), 1.0) is not None and found.moved
+    found.request_move("a third layout")
+    assert found.move is not None and (found.move.why, found.move.decided) == ("another layout", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "step", "alone"),
+    [
+        ({}, 2, True),
+        ({}, 20, False),  # the stop
+        ({"adopted": False}, 2, False),
+        ({"lost": "a rank ended"}, 2, False),
+        ({"ending": StepDirective(5, True, "Suspended", None)}, 2, False),
+    ],
+)
+def test_a_rank_of_an_adopted_world_begins_a_step_alone_that_is_ahead_of_the_plans_and_before_any_end(
+    tmp_path, change, step, alone
+):
+    found = session(make_job(tmp_path))
+    for name, value in ({"adopted": True} | change).items():
+        setattr(found, name, value)
+    assert (found.catching_up(step), found.begun) == (alone, step if alone else -1)
+
+
+def test_a_stop_behind_the_last_step_is_no_end_of_its_own_and_the_progress_of_a_start_never_falls(tmp_path):
+    found = session(make_job(tmp_path))
+    found.request_stop(50)
+    assert found.known_end == found.end_step == 20
+    found.hear(0, 1.0, 5)
+    before = found.start_progress
+    found.hear(0, 2.0, 3)
+    assert found.start_progress == before
+
+
+@pytest.mark.parametrize(("open_", "ends", "begun"), [(3, False, 3), (20, False, 19), (3, True, 1)])
+def test_the_open_step_of_an_adopted_world_may_have_begun_unless_its_end_is_decided(tmp_path, open_, ends, begun):
+    found = session(make_job(tmp_path))
+    found.adopted, found.book.open = True, open_
+    found.begin(1)
+    if ends:
+        found.adopt_end(5, completed=False)
+    assert found.begun == begun
+
+
+def test_a_lost_world_issues_no_directives(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.lost = "rank 1 ended"
+    assert s.directive(0) is None
+
+
+def test_the_cursor_of_a_requested_checkpoint_is_kept_until_its_manifest_is_made(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(replace_cursors(committed(*range(8)), s))
+    s.directive(6)
+    s.forget_before(8)
+    assert sorted(s.cursors) == [6]
+    s.mark_saved(6)
+    s.forget_before(9)
+    assert not s.cursors
+
+
+def test_plans_are_needed_for_so_many_steps_after_the_next_one_and_up_to_the_end(tmp_path):
+    s = session(make_job(tmp_path, stop_steps=12))
+    assert s.needs_plans(1)
+    s.add(committed(*range(8)))
+    assert [s.needs_plans(ahead) for ahead in (8, 9)] == [False, True]
+    s.begin(0)
+    assert [s.needs_plans(ahead) for ahead in (7, 8)] == [False, True]
+    s.lost = "rank 1 ended"
+    assert not s.needs_plans(8)
+    s.lost = ""
+    s.add(committed(*range(8, 12)))
+    assert not s.needs_plans(99)
+
+
+def test_eight_plans_at_a_time_are_given_from_a_step_on(tmp_path):
+    s = session(make_job(tmp_path))
+    assert s.plans_from(0) is None
+    s.add(committed(*range(10)))
+    assert [p.step for p in s.plans_from(1).plans] == list(range(1, 9))
+    assert [p.step for p in s.plans_from(9).plans] == [9]
+    assert s.plans_from(10) is None
+
+
+@pytest.mark.parametrize(("every", "saved", "due"), [(6, 0, [6]), (3, 3, [6]), (3, 2, [3, 6]), (0, 0, [])])
+def test_a_checkpoint_is_due_at_multiples_that_are_not_saved(tmp_path, every, saved, due):
+    s = session(make_job(tmp_path, checkpoint=CheckpointConfig(uri="x", every_steps=every)))
+    s.add(committed(*range(8)))
+    s.mark_saved(saved)
+    assert [k for k in range(8) if s.directive(k).checkpoint] == due
+
+
+def test_the_earliest_of_several_stops_counts_and_the_first_end(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    for step in (6, 4, 5):
+        s.request_stop(step)
+    assert s.stop_at == 4
+    s.adopt_end(5, completed=True)
+    s.adopt_end(7, completed=False)
+    assert (s.ending.step, s.ending.end, s.end_step) == (5, "Completed", 5)
+
+
+def test_plans_reach_eight_steps_or_thirty_seconds_ahead():
+    assert [steps_ahead(seconds) for seconds in (0.0, 60.0, 3.0, 1.0, 0.01)] == [8, 8, 10, 30, 256]
+
+
+def test_a_new_coordinator_ends_at_the_step_at_which_a_rank_has_ended(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.adopt_end(4, completed=False)
+    assert (s.directive(4).end, s.directive(4).checkpoint, s.directive(3).end) == ("Suspended", True, "")
+
+
+def test_an_exit_without_a_pending_save_ends_the_job_at_the_last_checkpoint(tmp_path):
+    s = session(make_job(tmp_path))
+    s.mark_saved(6)
+    s.adopt_end(s.pending.newest(0) or s.saved, completed=True)
+    assert (s.ending.step, s.ending.end, s.saved_end, s.end_step) == (6, "Completed", True, 6)
+
+
+def test_a_stop_of_an_adopted_world_spares_the_open_step_that_may_have_begun(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.adopted = True
+    s.begin(1)
+    s.book.open = 2
+    s.request_stop(-1)
+    assert [s.directive(k).end for k in (2, 3)] == ["", "Suspended"]

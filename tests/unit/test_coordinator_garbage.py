@@ -1,0 +1,126 @@
+"""Which shards and manifests a coordinator drops, which stay, and that training does not wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from coxswain import wire
+from coxswain.errors import Refused, Retryable, Stale
+from tests.unit.coordinator_fakes import store_of
+from tests.unit.coordinator_lead import ORPHAN, leading, small, training
+from tests.unit.test_coordinator_checkpoints import manifest, store_with
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_steps_checkpoints_and_the_next_world_do_not_wait_for_garbage(tmp_path):
+    async with training(small(tmp_path, stop_steps=30)) as lead:
+        over = lead.executor.held["collect"] = asyncio.Event()
+        for step in (3, 6, 9, 12):  # behind 8: plans are committed meanwhile
+            await lead.close(step - 3, step - 2, step - 1)
+            lead.save(step, 0, 1)
+            await lead.until(lambda step=step: lead.state.manifest and lead.state.manifest.step == step)
+        assert len(lead.keys("manifests/")) == 4
+        lead.leave(-9, 1)
+        lead.arrive()
+        await lead.world(2)
+        over.set()
+        await lead.until(lambda: len(lead.keys("manifests/")) == 1)
+
+
+async def test_an_error_of_a_collection_ends_the_coordinator_as_one_in_the_driver_does(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        lead.executor.before["collect"] = refuse_as(Stale("another coordinator has taken over"))
+        await lead.close(0, 1, 2)
+        lead.save(3, 0, 1)
+        with pytest.raises(Stale, match="taken over"):
+            await lead.work
+
+
+def refuse_as(error: Exception) -> Callable[[], None]:
+    def refuse() -> None:
+        raise error
+
+    return refuse
+
+
+async def test_a_shard_that_a_save_under_way_shares_with_a_dropped_checkpoint_stays(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.saved(3, key="same")
+        await lead.close(3, 4, 5)
+        lead.save(8, 0, key="same")
+        lead.save(6, 0, 1, key="other")
+        await lead.until(lambda: lead.keys("manifests/") == ["manifests/step-0000000006.json"])
+        assert lead.keys("shards/") == ["shards/other.safetensors", "shards/same.safetensors"]
+
+
+async def test_a_shard_that_the_next_world_saves_again_while_a_collection_waits_stays(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.saved(3, key="same")
+        await lead.close(3, 4, 5)
+        over = lead.executor.held["collect"] = asyncio.Event()
+        lead.save(6, 0, 1, key="other")
+        await lead.until(lambda: lead.state.manifest.step == 6)
+        lead.leave(-9, 1)
+        lead.arrive()
+        await lead.world(2)
+        lead.save(8, 0, key="same")
+        over.set()
+        await lead.until(lambda: lead.keys("manifests/") == ["manifests/step-0000000006.json"])
+        await asyncio.sleep(1)
+        assert lead.keys("shards/") == ["shards/other.safetensors", "shards/same.safetensors"]
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+async def test_a_failed_job_deletes_no_shard(tmp_path, retryable):
+    async with training(small(tmp_path)) as lead:
+        lead.store.put(ORPHAN, b"x")
+        lead.state.fail(wire.Fault("WorkerCrashLoop", "", retryable=retryable))
+        lead.state.notifier.notify()
+        assert (await lead.work).exit_code == (1 if retryable else 2)
+        assert ORPHAN in lead.keys("shards/")
+
+
+async def test_a_suspended_job_drops_orphans(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        lead.state.request_stop(wire.StopRequest("suspend"))
+        lead.save(3, 0, 1, end="Suspended")
+        lead.store.put(ORPHAN, b"x")
+        assert (await lead.work).exit_code == 3
+        assert ORPHAN not in lead.keys("shards/")
+
+
+@pytest.mark.parametrize("error", [Refused("Denied", ""), Retryable("the store is away"), Stale("taken over")])
+async def test_a_good_end_stays_one_although_garbage_cannot_be_collected(tmp_path, error):
+    def refuse() -> None:
+        raise error
+
+    job = small(tmp_path)
+    store_with(job, manifest(job, 8))
+    async with leading(job) as lead:
+        lead.executor.before["collect_garbage"] = refuse
+        assert (await lead.work).reason == "StopReached"
+
+
+async def test_a_completed_job_that_is_started_again_drops_orphans_without_a_world(tmp_path):
+    job = small(tmp_path)
+    store_with(job, manifest(job, 8)).put(ORPHAN, b"x")
+    async with leading(job) as lead:
+        assert await lead.work == wire.Finished(0, "StopReached", "completed 8 steps")
+        assert lead.keys("shards/") == []
+
+
+async def test_only_the_first_world_of_a_coordinator_drops_orphans(tmp_path):
+    job = small(tmp_path)
+    store_of(job).put(ORPHAN, b"x")
+    async with training(job) as lead:
+        assert lead.keys("shards/") == []
+        lead.save(3, 0)
+        lead.state.mark_world_lost("rank 1 ended")
+        lead.arrive()
+        await lead.world(2)
+        assert lead.keys("shards/") == ["shards/3-0.safetensors"]

@@ -1,0 +1,144 @@
+"""Planned changes of a running world: another layout, another number of trainers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from coxswain import wire
+from coxswain.cost.change import change_peak
+from coxswain.cost.memory import RESERVED
+from coxswain.models import parameter_specs
+from coxswain_coordinator import capacity
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_lead import (
+    Lead,
+    begun,
+    holds,
+    lose,
+    moved_to,
+    one_replica,
+    register,
+    saved_and_moved,
+    small,
+    suspend,
+    training,
+)
+from tests.unit.coordinator_samples import agents
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_a_world_that_is_to_end_begins_no_change(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        session = lead.state.session
+        lead.state.request_stop(wire.StopRequest("suspend"))
+        assert session.directive(2).end == "Suspended"
+        lead.state.request_layout(one_replica(), "trainer-1 is slow")
+        await asyncio.sleep(5)
+        assert session.move is None and lead.state.changes.due(session.world.layout, {0, 1})
+
+
+def resize(lead: Lead) -> None:
+    lead.state.session.request_move("trainer-2 joined")
+
+
+@pytest.mark.parametrize("order", [suspend, resize])
+async def test_a_worker_that_has_left_because_it_was_to_is_no_failure(tmp_path, order):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        order(lead)
+        assert lead.state.session.directive(2).end in ("Suspended", "Moved")
+        register(lead, replace(agents(2)[0], left=1))
+        assert (lead.state.session.lost, lead.state.failures) == ("", 0)
+
+
+async def test_a_worker_that_leaves_before_any_rank_is_to_leave_for_a_change_is_a_failure(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        resize(lead)
+        register(lead, replace(agents(2)[0], left=1))
+        assert (lead.state.session.lost, lead.state.failures) == ("a worker of trainer-0 has ended", 1)
+
+
+async def test_a_requested_layout_comes_at_a_step_boundary_and_no_step_is_repeated(tmp_path):
+    job = make_job(tmp_path, batch=replace(make_job(tmp_path).batch, max_sequence_tokens=128))
+    async with training(job) as lead:
+        await lead.close(0, 1)
+        lead.state.request_layout(one_replica(), "trainer-1 is slow")
+        await lead.until(lambda: lead.state.session.move)
+        step = lead.state.session.move.step
+        await moved_to(lead, step)
+        session = lead.state.session
+        assert (session.record.layout, session.book.open, session.record.live.step) == (one_replica(), step, step)
+        assert [(e.reason, e.warning) for e in lead.state.events.latest()][-1] == ("LayoutChanged", False)
+        assert lead.state.failures == 0
+        await lead.close(step)
+
+
+async def test_a_layout_whose_state_does_not_fit_beside_the_present_one_comes_through_a_checkpoint(
+    tmp_path, monkeypatch
+):
+    """A device of one byte too few; no step is repeated."""
+    job = make_job(tmp_path, batch=replace(make_job(tmp_path).batch, max_sequence_tokens=128))
+    async with training(job) as lead:
+        await lead.close(0, 1)
+        session, specs = lead.state.session, parameter_specs(job.model, lead.state.session.world.vocabulary)
+        _, most = change_peak(job.model, specs, session.record.layout, one_replica(), 2, copies=False)
+        monkeypatch.setattr(capacity, "device_memory", lambda _: RESERVED + most)
+        assert capacity.change_fault(lead.state.sized_job, session.record.layout, one_replica()) == ""
+        monkeypatch.setattr(capacity, "device_memory", lambda _: RESERVED + most - 1)
+        lead.state.request_layout(one_replica(), "trainer-1 is slow")
+        await lead.until(lambda: session.move)
+        step = session.move.step
+        assert session.directive(step).checkpoint
+        await saved_and_moved(lead, step, 2)
+        record = lead.state.session.record
+        assert (record.layout, record.first_step, record.live) == (one_replica(), step, UNSET)
+        (changed,) = [e.message for e in lead.state.events.latest() if e.reason == "LayoutChanged"]
+        assert "trainer-1 is slow; through a checkpoint: MemoryTooSmall: trainer-" in changed
+
+
+async def test_a_smaller_size_saves_what_leaves_and_goes_on_with_the_rest(tmp_path):
+    async with training(make_job(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.resize(1)
+        await lead.until(lambda: lead.state.session.move)
+        session, step = lead.state.session, lead.state.session.move.step
+        directive = session.directive(step)
+        assert (directive.end, directive.checkpoint) == ("Moved", True)
+        await saved_and_moved(lead, step, 2)
+        assert (len(lead.state.session.world.seats), lead.state.session.book.open) == (1, step)
+        assert lead.state.session.record.size == 1
+
+
+async def test_a_trainer_that_shall_leave_gives_its_state_to_the_next_world_where_a_loss_comes_first(tmp_path):
+    async with training(make_job(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.resize(1)
+        lead.state.mark_world_lost("the network broke")
+        register(lead, *holds(lead, 2))
+        await begun(lead, 2)
+        session = lead.state.session
+        assert (session.record.live.step, len(session.world.seats), session.record.size) == (2, 2, 1)
+        await lead.close(2)
+        await lead.until(lambda: session.move)
+        step = session.move.step
+        assert session.directive(step).checkpoint
+        await saved_and_moved(lead, step, 3)
+        assert (len(lead.state.session.world.seats), lead.state.session.book.open) == (1, step)
+
+
+async def test_a_trainer_that_shall_leave_and_is_lost_is_not_waited_for_beyond_three_seconds(tmp_path, looptime):
+    async with training(make_job(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.resize(1)
+        lose(lead, 1)
+        register(lead, holds(lead, 2, copies=True)[0])
+        await begun(lead, 2)
+        session = lead.state.session
+        assert (session.record.live.step, len(session.world.seats)) == (2, 1) and 3 <= looptime < 5

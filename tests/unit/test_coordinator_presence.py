@@ -1,0 +1,89 @@
+"""A lost world goes on with the trainers that are present; how long the others are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_lead import begun, holds, lose, moved_to, register, training
+from tests.unit.coordinator_samples import agents
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_a_trainer_that_does_not_come_back_is_planned_around_and_joins_later(tmp_path, looptime):
+    job = make_job(tmp_path, trainers=2, min_trainers=1)
+    async with training(job) as lead:
+        await lead.close(0, 1)
+        lead.state.register(replace(agents(2)[0], left=1, broken="Connection closed by peer"))
+        assert "has lost its peers" in lead.state.session.lost
+        register(lead, holds(lead, 2, copies=True)[0])
+        await begun(lead, 2)
+        assert 3 <= looptime < 5
+        session = lead.state.session
+        assert (session.world.trainers, len(session.world.seats), session.book.open) == (("trainer-0",), 1, 2)
+        assert session.record.live.step == 2
+        await lead.close(2)
+        register(lead, replace(agents(2)[1], instance="two", pod="new"))
+        await lead.until(lambda: session.move)
+        await moved_to(lead, 3)
+        assert lead.state.session.record.trainers == ("pod-0", "new")
+
+
+async def test_a_trainer_that_comes_back_within_three_seconds_is_in_the_next_world(tmp_path):
+    async with training(make_job(tmp_path, trainers=2, min_trainers=1)) as lead:
+        await lead.close(0, 1)
+        one, two = holds(lead, 2, copies=True)
+        lose(lead, 1)
+        register(lead, one)
+        await asyncio.sleep(2.9)
+        register(lead, replace(two, held=()))
+        await begun(lead, 2)
+        assert lead.state.session.world.trainers == ("trainer-0", "trainer-1")
+
+
+@pytest.mark.parametrize(
+    ("says", "late", "seconds", "seats"), [(True, 60, 60, 2), (True, 80, 70, 1), (False, 60, 3, 1)]
+)
+async def test_a_trainer_whose_workers_still_compute_in_the_lost_world_is_waited_for_a_minute(
+    tmp_path, looptime, says, late, seconds, seats
+):
+    """A third one does not come back."""
+    async with training(make_job(tmp_path, trainers=3, min_trainers=1)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        one, two, _ = agents(3)
+        register(lead, replace(one, left=1))
+        if says:
+            register(lead, replace(two, generation=1))
+        asyncio.get_running_loop().call_later(late, lead.state.register, replace(two, left=1))
+        assert await lead.state.notifier.wait_until(lambda: lead.state.generation == 2, 200)
+        assert (len(lead.state.session.world.seats), round(float(looptime))) == (seats, seconds)
+        lead.state.mark_world_lost("the network broke again")
+        register(lead, replace(one, left=2))
+        await begun(lead, 3)
+        assert round(float(looptime)) == seconds + 3
+
+
+async def test_without_a_least_number_of_trainers_all_of_them_are_waited_for(tmp_path, looptime):
+    async with training(make_job(tmp_path, trainers=2, min_trainers=2)) as lead:
+        lose(lead, 1)
+        register(lead, holds(lead, 0, copies=True)[0])
+        await asyncio.sleep(100)
+        assert lead.state.generation == 1
+
+
+async def test_a_world_with_a_gap_between_its_trainers_names_them_by_index(tmp_path):
+    job = make_job(tmp_path, trainers=3, min_trainers=1)
+    async with training(job) as lead:
+        lose(lead, 1)
+        for agent in (agents(3)[0], agents(3)[2]):
+            lead.state.register(replace(agent, left=1))
+        await begun(lead, 2)
+        world = lead.state.session.world
+        assert [world.trainers[seat.device.trainer] for seat in world.seats] == ["trainer-0", "trainer-2"]
+        assert lead.state.session.record.trainers == ("pod-0", "", "pod-2")
+        await lead.close(0, 1)

@@ -1,0 +1,134 @@
+"""A coordinator that another one has superseded writes nothing, and enters no world that it has not claimed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from coxswain.errors import Stale
+from coxswain.planlog import takeover_key
+from coxswain_coordinator.planning.plan_log import PlanLog
+from tests.unit.coordinator_fakes import store_of
+from tests.unit.coordinator_lead import (
+    ORPHAN,
+    RIVALS,
+    holds,
+    leading,
+    newer_generation,
+    register,
+    small,
+    takeover,
+    training,
+)
+
+pytestmark = pytest.mark.looptime
+
+
+@RIVALS
+async def test_a_superseded_coordinator_creates_no_manifest(tmp_path, rival):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2)
+        rival(lead.store, lead.state.session.record)
+        lead.save(3, 0, 1)
+        with pytest.raises(Stale, match="another coordinator has"):
+            await lead.work
+        assert lead.keys("manifests/") + lead.keys("steps/") == []
+
+
+@RIVALS
+async def test_a_superseded_coordinator_records_no_step_lines(tmp_path, rival):
+    async with training(small(tmp_path)) as lead:
+        lead.state.history.most_unsaved = 4
+        await lead.close(0, 1, 2)
+        rival(lead.store, lead.state.session.record)
+        await lead.close(3)
+        with pytest.raises(Stale, match="another coordinator has"):
+            await lead.work
+        assert lead.keys("steps/") == []
+
+
+@RIVALS
+async def test_a_superseded_coordinator_creates_no_world_that_begins_at_a_checkpoint(tmp_path, rival):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        rival(lead.store, lead.state.session.record)
+        before = lead.keys("log/")
+        lead.state.mark_world_lost("the network broke")
+        lead.arrive()
+        await lead.until(lambda: lead.work.done() or lead.state.generation > 1)
+        assert (lead.keys("log/"), lead.state.generation) == (before, 1)
+        with pytest.raises(Stale, match="another coordinator has"):
+            await lead.work
+
+
+@RIVALS
+async def test_a_coordinator_superseded_after_its_last_manifest_deletes_nothing(tmp_path, rival):
+    async with training(small(tmp_path, stop_steps=3)) as lead:
+        await lead.saved(3, end="Completed")
+        rival(lead.store, lead.state.session.record)
+        lead.store.put(ORPHAN, b"x")
+        lead.leave(0)
+        assert (await lead.work).exit_code == 0
+        assert ORPHAN in lead.keys("shards/")
+
+
+async def test_a_created_generation_is_fenced_against_its_first_takeover_whatever_was_taken_over_before(tmp_path):
+    store = store_of(small(tmp_path))
+    async with training(small(tmp_path)) as lead:
+        record = lead.state.session.record
+    log = PlanLog(store)
+    assert log.take_over(record.generation, "rival")
+    assert log.create_generation(replace(record, generation=2))
+    log.check_current(2)
+    assert PlanLog(store).take_over(2, "three")
+    with pytest.raises(Stale, match="taken over generation 2"):
+        log.check_current(2)
+
+
+async def test_a_generation_that_another_coordinator_claims_first_is_not_entered(tmp_path):
+    async with training(small(tmp_path)) as first:
+        record = first.state.session.record
+    async with leading(small(tmp_path), "two") as lead:
+        lead.executor.before["create_generation"] = lambda: newer_generation(lead.store, record)
+        lead.index()
+        lead.arrive()
+        await lead.until(lambda: lead.state.session)
+        assert lead.state.generation == 3
+
+
+async def test_a_takeover_that_another_coordinator_wins_is_not_entered(tmp_path):
+    async with training(small(tmp_path)) as first:
+        record = first.state.session.record
+    async with leading(small(tmp_path), "two") as lead:
+        listed = lead.store.list
+
+        def lose() -> None:
+            """The rival takes over after our listing and before our claim."""
+
+            def stale(prefix: str = "") -> Any:
+                lead.store.list = listed
+                return []
+
+            takeover(lead.store, record)
+            lead.store.list = stale
+
+        lead.executor.before["take_over"] = lose
+        lead.index()
+        lead.arrive(generation=1)
+        await lead.world()
+        assert lead.keys("log/takeovers/") == [takeover_key(1, 1), takeover_key(1, 2)]
+
+
+@RIVALS
+async def test_a_superseded_coordinator_records_nothing_of_a_world_that_could_go_on_from_memory(tmp_path, rival):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2, 3)
+        rival(lead.store, lead.state.session.record)
+        before = lead.keys("log/")
+        lead.state.mark_world_lost("the network broke")
+        register(lead, *holds(lead, 4))
+        with pytest.raises(Stale, match="another coordinator has"):
+            await lead.work
+        assert (lead.keys("steps/"), lead.keys("log/")) == ([], before)

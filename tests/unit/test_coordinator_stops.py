@@ -1,0 +1,106 @@
+"""A stop saves the steps that workers hold, and an end waits for those that have to know of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from coxswain import wire
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_lead import Lead, begun, holds, led_again, register, small, suspend, training
+from tests.unit.coordinator_samples import agents
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_a_saved_end_waits_until_every_worker_has_left(tmp_path, looptime):
+    async with training(small(tmp_path, stop_steps=3)) as lead:
+        await lead.saved(3, end="Completed")
+        began = float(looptime)
+        for rank, seconds in ((0, 3), (1, 7)):
+            asyncio.get_running_loop().call_later(seconds, lead.leave, 0, rank)
+        assert (await lead.work).reason == "StopReached"
+        assert float(looptime) - began == 7
+
+
+async def test_workers_that_do_not_leave_hold_the_end_up_for_half_a_minute(tmp_path, looptime):
+    async with training(small(tmp_path, stop_steps=3)) as lead:
+        await lead.saved(3, end="Completed")
+        began = float(looptime)
+        assert (await lead.work).reason == "StopReached"
+        assert float(looptime) - began == 30
+
+
+@pytest.mark.parametrize(("again", "seconds"), [(0, 0), (1, 5), (9, 5)])
+async def test_the_end_is_answered_until_every_service_has_it_or_five_seconds_are_over(
+    tmp_path, looptime, again, seconds
+):
+    """`again`: what one service, and calls of no service, are answered instead of the last one."""
+    async with training(small(tmp_path)) as lead:
+        for number in range(2):
+            lead.state.register(wire.Register("loader", f"loader-{number}", "p", f"instance-{number}", "h", 7))
+        first, *others, last = lead.state.registry.instances()
+        for instance in (first, *others, *([first, ""] * again or [last])):
+            lead.driver.ack_end(instance)
+        began = float(looptime)
+        await lead.driver.drain()
+        assert float(looptime) - began == seconds
+
+
+async def test_a_stop_that_comes_before_a_new_coordinator_has_the_running_world_saves_its_steps(tmp_path):
+    async with led_again(tmp_path) as lead:
+        suspend(lead)
+        await asyncio.sleep(5)
+        register(lead, *(replace(a, generation=1) for a in agents(2)))
+        await begun(lead, 1)
+        await lead.close(0)
+        await saved_and_suspended(lead, 1)
+
+
+@pytest.mark.parametrize("seconds", [1, 30])
+async def test_a_stop_that_comes_while_a_world_is_lost_saves_the_steps_that_workers_hold(tmp_path, seconds):
+    """Also where one of them computes for long in that world."""
+    async with training(make_job(tmp_path, min_trainers=2)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        suspend(lead)
+        one, two = holds(lead, 2)
+        register(lead, one, replace(agents(2)[1], generation=1))
+        await asyncio.sleep(seconds)
+        register(lead, two)
+        await begun(lead, 2)
+        await saved_and_suspended(lead, 2)
+
+
+async def saved_and_suspended(lead: Lead, step: int) -> None:
+    directive = lead.state.session.directive(step)
+    assert (directive.end, directive.checkpoint) == ("Suspended", True)
+    lead.save(step, 0, 1, end="Suspended")
+    lead.leave(3)
+    finished = await lead.work
+    assert (finished.exit_code, finished.message) == (3, f"suspended before step {step}")
+    assert lead.state.manifest.step == step
+
+
+@pytest.mark.parametrize(("back", "seconds"), [((), 15), ((0,), 15), ((0, 1), 0)])
+async def test_a_stop_waits_no_longer_than_a_quarter_of_a_minute_and_not_at_all_where_nothing_is_held(
+    tmp_path, looptime, back, seconds
+):
+    async with training(make_job(tmp_path, min_trainers=2)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        suspend(lead)
+        register(lead, *(replace(agents(2)[index], left=1) for index in back))
+        finished = await lead.work
+        assert (finished.message, float(looptime)) == ("suspended before step 0", seconds)
+
+
+async def test_a_stop_of_a_lost_world_whose_steps_are_all_saved_waits_for_nothing(tmp_path, looptime):
+    async with training(small(tmp_path)) as lead:
+        await lead.saved(3)
+        began = float(looptime)
+        lead.state.mark_world_lost("the network broke")
+        suspend(lead)
+        assert ((await lead.work).message, float(looptime) - began) == ("suspended before step 3", 0)

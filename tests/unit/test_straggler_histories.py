@@ -1,0 +1,138 @@
+"""What is kept of a device over steps and worlds: a straggler recovers, relapses and moves with its history."""
+
+from __future__ import annotations
+
+import pickle
+
+import msgspec
+import numpy as np
+import pytest
+
+from bench.detect import ONSET, switches
+from coxswain.stragglers.baseline import Baseline
+from coxswain.stragglers.detector import Detector
+from coxswain.stragglers.values import State, Step, Thresholds
+from tests.unit.straggler_runs import FIRST, confirmed, running, slowed
+
+
+def test_a_straggler_stays_one_between_the_thresholds_and_leaves_below() -> None:
+    run = slowed(1.2, noise=0.005)
+    assert confirmed(run.steps(12)) == [FIRST]
+    run.world.slow[FIRST] = 1.08
+    report = run.steps(60)
+    assert report.finding(FIRST).slowdown == pytest.approx(1.08, rel=0.03)
+    run.world.slow[FIRST] = 1.0
+    report = run.steps(40)
+    assert not report.states.any() and report.speeds[FIRST] == 1.0 and report.since[FIRST] > ONSET + 72
+
+
+def test_a_straggler_that_gets_slower_is_reported_so_within_ten_steps() -> None:
+    run = slowed(1.3)
+    run.steps(12)
+    run.world.slow[FIRST] = 2.57
+    assert run.steps(10).finding(FIRST).slowdown == pytest.approx(2.57, rel=0.03)
+
+
+@pytest.mark.parametrize("period", [30, pytest.param(60, marks=pytest.mark.slow), 120])
+def test_flapping_changes_speeds_ever_more_rarely(period: int) -> None:
+    assert switches(period, 0) <= 10 < 2000 // period
+
+
+def test_memory_does_not_grow_with_steps() -> None:
+    run = slowed(1.5, pauses=True, long=True, lengths=True)
+    run.steps(40)
+    size = len(pickle.dumps(run.detector))
+    run.steps(200)
+    assert abs(len(pickle.dumps(run.detector)) - size) < 64
+
+
+def test_a_straggler_stays_one_in_the_next_world_and_recovers_there() -> None:
+    run = slowed(1.5)
+    run.steps(12)
+    order = np.roll(np.arange(64), -FIRST)  # the slow device becomes rank 0, and each device gets another role
+    old = run.detector.places
+    places = [
+        msgspec.structs.replace(seat, trainer=old[d].trainer, device=old[d].device, node=old[d].node)
+        for seat, d in zip(old, order, strict=True)
+    ]
+    run.detector, run.probed = run.detector.moved(places), ()
+    run.world.natural, run.world.slow = run.world.natural[order], run.world.slow[order]
+    assert confirmed(run.step()) == [0]
+    assert confirmed(run.steps(30)) == [0]
+    run.world.slow[0] = 1.0
+    assert not run.steps(40).states.any()
+
+
+def test_devices_that_keep_their_roles_in_the_next_world_do_not_probe_again_and_are_judged_as_before() -> None:
+    run = running()
+    run.detector, run.probed = run.detector.moved(run.detector.places), ()
+    assert run.step().probes == ()
+    run.world.slow[FIRST] = 1.15  # less than a device without a history may be slower
+    assert confirmed(run.steps(16)) == [FIRST]
+
+
+def test_a_device_that_had_the_time_for_a_history_has_had_it_in_the_next_world_too() -> None:
+    before, after, rank = Baseline(1, 2), Baseline(1, 2), np.array([0])
+    for _ in range(4):
+        assert not before.settled.any()
+        before.learn(np.array([False]), np.array([2.0]))  # slow from the start
+    after.take(before, rank, rank)
+    assert after.settled.all() and np.isnan(after.values).all()
+
+
+def test_a_slow_node_stays_slow_where_it_alone_has_a_history() -> None:
+    run = running()
+    run.world.slow[8:16] = 5.42
+    assert confirmed(run.steps(8)) == [*range(8, 16)]
+    places = [msgspec.structs.replace(p, tensor=p.tensor + 4) for p in run.detector.places]  # each has a new role
+    run.detector, run.probed = run.detector.moved(places), ()
+    for _ in range(12):
+        assert confirmed(run.step()) == [*range(8, 16)]
+
+
+def test_new_devices_begin_without_a_history_and_lost_ones_are_forgotten() -> None:
+    run = slowed(1.5)
+    run.steps(12)
+    kept = [*run.detector.places[8:], *(msgspec.structs.replace(p, trainer=99) for p in run.detector.places[:8])]
+    report = run.detector.moved(kept).observe(Step(60, np.ones(64), np.ones(64)))
+    assert not report.states.any()
+
+
+def test_a_straggler_long_without_relapse_is_soon_normal_again_the_next_time() -> None:
+    """`calm` doubles with each return, and is short again after `forget` steps."""
+    took = []
+    for forget in (4096, 50):
+        run = slowed(1.5)
+        run.detector = Detector(run.world.places, Thresholds(forget=forget))
+        for _ in range(4):
+            run.world.slow[FIRST] = 1.0
+            run.steps(120)
+            run.world.slow[FIRST] = 1.5
+            assert FIRST in confirmed(run.steps(12))
+        run.world.slow[FIRST] = 1.0
+        took.append(next(n for n in range(200) if not confirmed(run.step())))
+    assert took[0] > 3 * took[1]
+
+
+def test_a_suspect_keeps_its_history_in_another_role_so_that_a_little_slower_still_counts() -> None:
+    run = slowed(1.17, noise=0.0)
+    run.world.natural[:] = 1.0
+    for _ in range(8):
+        run.probed = ()
+        run.step()
+    places = [msgspec.structs.replace(p, stage=(p.stage + 1) % 4) for p in run.detector.places]
+    run.detector = run.detector.moved(places)
+    for _ in range(8):
+        run.probed = ()
+        report = run.step()
+    assert report.states[FIRST] == State.SUSPECTED
+    assert confirmed(run.step()) == [FIRST]
+
+
+def test_a_device_that_is_well_again_recovers_though_it_pauses_in_every_fifth_step() -> None:
+    run = slowed(1.5, noise=0.0)
+    run.steps(12)
+    for number in range(30):
+        run.world.slow[FIRST] = 3.0 if number % 5 == 0 else 1.0
+        report = run.step()
+    assert not report.states.any()

@@ -25,6 +25,7 @@ import numpy as np
 from bench.engine_table import System, check_same, figures, print_results
 from bench.recorded import keep
 from bench.scale.processes import cpu_seconds
+from coxswain_train.agent.devices import fork_server_environment
 from tests.local.jobs import SERVICES, Run, descendants, job_objects, wait_until
 
 TOKENS_PER_STEP, LONGEST = 4096, 1024
@@ -111,7 +112,7 @@ def _system(run: Run, replicas: int, first: int, last: int, cpu: dict[str, float
 
 
 def plain(folder: Path, steps: int) -> dict[str, Any]:
-    """The plain loop in a process of its own, as the workers are."""
+    """The plain loop in a process of its own, with the environment of a worker."""
     job = folder / "plain.yaml"
     job.write_text("\n---\n".join(json.dumps(o) for o in objects(folder, 1)))
     command = [
@@ -124,7 +125,7 @@ def plain(folder: Path, steps: int) -> dict[str, Any]:
         "--steps",
         str(steps),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = fork_server_environment(os.environ, ())
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
     if done.returncode:
         raise RuntimeError(f"the plain loop failed:\n{done.stderr}")

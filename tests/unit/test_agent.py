@@ -441,6 +441,27 @@ def test_workers_run_one_cpu_thread_each_unless_the_environment_says_otherwise()
     assert fork_server_environment({}, ("0",)) == {}
 
 
+STEPS = """
+import resource
+for _ in range(8):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    [b"x" * (16 << 20) for _ in range(4)]
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_a_worker_on_cpus_takes_again_what_it_freed_in_the_step_before():
+    environment = fork_server_environment(os.environ, ())
+    done = subprocess.run([sys.executable, "-c", STEPS], env=environment, capture_output=True, timeout=60, check=True)
+    assert int(done.stdout.split()[-1]) < 100  # page faults, of 16,384 pages
+
+
+def test_a_container_says_itself_when_its_workers_give_memory_back():
+    own = {"MALLOC_TRIM_THRESHOLD_": "131072"}
+    assert fork_server_environment(own, ()).items() >= own.items()
+    assert "MALLOC_TRIM_THRESHOLD_" not in fork_server_environment({}, ("0",))
+
+
 @pytest.mark.parametrize(
     "devices, index, expected", [(("0", "1"), 1, "1"), (("0", "1", "2", "3"), 1, "3"), (("GPU-a",), 0, "GPU-a")]
 )

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class BadQuery(Exception):
-    """A field that lacks a value or has one of another kind: the caller's fault, answered 400. Names field, value, what is allowed."""
+    """A missing field, or a value of another kind: answered 400, as the caller's fault. Names field, value, what is allowed."""
 
 
 def text(values: Mapping[str, str], field: str) -> str:

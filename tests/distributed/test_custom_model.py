@@ -274,7 +274,12 @@ def test_layers_that_share_a_weight_have_the_same_gradient_of_it_when_they_are_c
 @pytest.mark.usefixtures("module")
 @pytest.mark.parametrize(
     ("name", "shares"),
-    [("mine:Sharing", r"h\.0\.c_fc\..*|wpe\.weight"), ("mine:Repeating", r"h\.0\..*"), ("gpt2:GPT2", ""), ("mine:Tiny", "")],
+    [
+        ("mine:Sharing", r"h\.0\.c_fc\..*|wpe\.weight"),
+        ("mine:Repeating", r"h\.0\..*"),
+        ("gpt2:GPT2", ""),
+        ("mine:Tiny", ""),
+    ],
 )
 def test_weights_that_a_layer_has_and_another_place_of_the_model_too_are_known(name: str, shares: str) -> None:
     arguments = {} if name == "mine:Tiny" else {"context": 64}

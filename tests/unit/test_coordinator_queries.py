@@ -23,8 +23,8 @@ NEEDED = {
 }  # fmt: skip
 """The long polls, each with what it needs."""
 NUMBERS = [
-    ("/v1/world", "after"), ("/v1/rendezvous", "generation"), ("/v1/blocks", "from"), ("/v1/plans", "from"), ("/v1/plans", "rank"),
-    ("/v1/steps", "step"), ("/v1/steps", "rank"),
+    ("/v1/world", "after"), ("/v1/rendezvous", "generation"), ("/v1/blocks", "from"), ("/v1/plans", "from"),
+    ("/v1/plans", "rank"), ("/v1/steps", "step"), ("/v1/steps", "rank"),
 ]  # fmt: skip
 
 

@@ -109,7 +109,9 @@ class Engine:
         _check_whole(self._matrices, self._shards, self.shapes)
         self.live, self.moved = live or LiveState(), Moved()
         parts = () if self._memory.recompute == "None" else shared_weights(self.model)
-        self.optimizer = Zero1Optimizer(self.model.weights(), self._shards, seat.rank, world, self.live.own, in_parts=parts)
+        self.optimizer = Zero1Optimizer(
+            self.model.weights(), self._shards, seat.rank, world, self.live.own, in_parts=parts
+        )
         self._copies = Copies(self._everyone, seat.rank, wards, self._shards.sizes())
         self.optimizer.time_aside(world.clock.waiting)
         self._probe, self._share = Probe(device), CoreShare()

@@ -262,9 +262,9 @@ def traffic(moves: Sequence[tuple[Transfers, Boxes, Boxes, int]], links: Links) 
         near = links.node[list_.sender] == links.node[list_.receiver]
         np.add.at(alone, list_.receiver, size / np.where(near, links.inside, links.between[list_.receiver]))
         least += least_bytes(have, need, element)
-    busiest = max(out.max(initial=0.0), into.max(initial=0.0))
-    bound = max(alone.max(initial=0.0), alone.sum() / devices)
-    most = int(sent.max(initial=0)), int(received.max(initial=0))
+    busiest = max(out.max(), into.max())
+    bound = max(alone.max(), alone.sum() / devices)
+    most = int(sent.max()), int(received.max())
     return Traffic(int(sent.sum()) + stored, stored, least, *most, float(busiest), float(bound))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain import wire
@@ -28,6 +29,7 @@ from tests.unit.crash_simulation import InTurn
 from tests.unit.test_coordinator_checkpoints import shard
 
 ORPHAN = "shards/orphan.safetensors"
+ONSET = 20  # the first slow step: later than a history of a detector is full
 
 
 class HookedExecutor(InTurn):
@@ -227,3 +229,25 @@ def one_replica() -> object:
     layout = uniform_layout([Device(0, 0), Device(1, 0)], 2)
     stages = (Stage((Device(0, 0),), 0, 1), Stage((Device(1, 0),), 1, 2))
     return replace(layout, replicas=(Replica(stages),))
+
+
+async def run_steps(lead: Lead, steps: int, factor: float = 1.0, seconds: float = 0.5) -> None:
+    """Closes steps in which rank 1 computes so many times as long for its work as rank 0; ranks that are asked to probe do."""
+    session = lead.state.session
+    for step in range(session.book.open, session.book.open + steps):
+        await lead.until(lambda step=step: session.directive(step))
+        directive = session.directive(step)
+        for seat in session.world.seats:
+            mine = factor if seat.rank == 1 else 1.0
+            work = sum(
+                t.seconds * min(directive.plan.speeds[r] if directive.plan.speeds else 1.0 for r in t.replicas)
+                for t in directive.plan.tasks
+                if seat.replica in t.replicas
+            )
+            asked = session.part_of(directive, session.cut_of_rank(seat.rank), seat.rank).probe
+            found = report_of(directive.plan, seat.rank, seat.replica)
+            found = replace(found, compute_seconds=work * mine, seconds=seconds)
+            lead.state.add_report(found if asked is UNSET else replace(found, probe_seconds=0.001 * mine))
+        served = tuple((i, tokens_digest(tokens_of(s))) for i, s in enumerate(directive.plan.sequences))
+        lead.state.add_delivered(wire.DeliveredDigests(directive.plan.generation, step, served))
+        await lead.until(lambda step=step: session.book.open > step)

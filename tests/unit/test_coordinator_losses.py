@@ -16,10 +16,9 @@ from coxswain.ladder.values import Option, Options
 from coxswain.layout import Device, Layout
 from coxswain.live import Held
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.coordinator_lead import Lead, begun, lose, register, training
+from tests.unit.coordinator_lead import Lead, begun, lose, register, run_steps, training
 from tests.unit.coordinator_samples import agents
-from tests.unit.test_coordinator_speeds import run
-from tests.unit.test_straggler_ladder import LEFT, at_once
+from tests.unit.ladder_samples import LEFT, at_once
 from tests.unit.test_survivors import pairs
 
 pytestmark = pytest.mark.looptime
@@ -83,7 +82,7 @@ async def test_after_a_loss_the_replicas_that_are_whole_go_on_where_they_or_no_o
         session = lead.state.session
         assert (session.record.layout, session.book.open) == (layout, step)
         assert (session.record.live is UNSET) == (step == 0)
-        await run(lead, 2)
+        await run_steps(lead, 2)
 
 
 async def test_a_world_whose_trainers_are_all_back_has_the_layout_that_it_had(tmp_path):
@@ -102,7 +101,7 @@ async def test_a_world_whose_trainers_are_all_back_has_the_layout_that_it_had(tm
 async def test_a_trainer_that_is_lost_in_a_planned_change_leaves_the_replicas_that_are_whole(tmp_path):
     other = pairs((3, 0), (2, 1))
     async with training(job_of(tmp_path, 4, pipeline=2)) as lead:
-        await run(lead, 2)
+        await run_steps(lead, 2)
         lead.state.request_layout(other, "another one is wished for")
         await moved(lead, 0, 2, 3, wards={2: (0,), 3: (1,)})
         assert lead.state.session.record.layout == KEPT and lead.state.changes.layout is None
@@ -110,10 +109,10 @@ async def test_a_trainer_that_is_lost_in_a_planned_change_leaves_the_replicas_th
 
 async def test_a_smaller_size_forms_the_jobs_own_layout_for_which_the_memory_was_judged(tmp_path):
     async with training(job_of(tmp_path, 4, pipeline=2)) as lead:
-        await run(lead, 2)
+        await run_steps(lead, 2)
         lead.state.request_layout(pairs((0, 3), (1, 2)), "another one is wished for")
         await moved(lead, 0, 1, 2, 3)
-        await run(lead, 1)
+        await run_steps(lead, 1)
         lead.state.resize(3)
         await moved(lead, 0, 1, 2)
         assert lead.state.session.record.layout == pairs((0, 1), aside=(2,))
@@ -172,7 +171,7 @@ def faster(job, vocabulary, layout: Layout, speeds, least_gain) -> Options:
 async def loses_one(lead: Lead, planner: Any = faster) -> None:
     """Trainer 1 of three is lost after two steps."""
     lead.state.ladder._beside, lead.state.ladder._planner = at_once, planner
-    await run(lead, 2)
+    await run_steps(lead, 2)
     lose(lead, 1)
     register(lead, *holding(lead, 2, 0, 2, wards={2: (1,)}))
     await begun(lead, 2)
@@ -186,17 +185,17 @@ async def test_a_searched_layout_follows_a_loss_and_the_whole_one_the_trainer_th
         lead.state.register(agents(4)[3])  # one that the job does not have
         assert lead.state.ladder.speeds == {Device(1, 0): 0.0}
         while not lead.state.session.move:
-            await run(lead, 1)
+            await run_steps(lead, 1)
         assert lead.state.session.move.saves is False
         await moved(lead, 0, 2)
         assert (lead.state.session.record.layout, lead.state.failures) == (LEFT, 0)
         message = lead.state.events.latest()[-1].message
         assert message.startswith("because of the loss of trainer-1: 1 x tp1pp2 is predicted to save 0.250 of 0.500 s")
-        await run(lead, 4)
+        await run_steps(lead, 4)
         assert lead.state.session.move is None
         lead.state.register(replace(agents(3)[1], instance="two", pod="new"))
         await moved(lead, 0, 1, 2)
-        await run(lead, 4)
+        await run_steps(lead, 4)
         assert (lead.state.session.record.layout, lead.state.ladder.speeds, lead.state.session.move) == (
             whole,
             {},
@@ -210,7 +209,7 @@ async def test_a_lost_trainer_that_is_starting_again_is_waited_for_and_no_other_
         await loses_one(lead)
         back = replace(agents(3)[1], instance="two", pod="new")
         lead.state.register(replace(back, starting=True))
-        await run(lead, 8)
+        await run_steps(lead, 8)
         await asyncio.sleep(1)
         assert lead.state.session.move is None
         lead.state.register(back)
@@ -223,5 +222,5 @@ async def test_no_layout_is_planned_after_a_loss_where_none_is_allowed(tmp_path,
     planned = list[Any]()
     async with training(job_of(tmp_path, 3, action=action)) as lead:
         await loses_one(lead, lambda *args: planned.append(args) or faster(*args))
-        await run(lead, 8)
+        await run_steps(lead, 8)
         assert lead.state.session.move is None and lead.state.ladder.speeds == {} and not planned

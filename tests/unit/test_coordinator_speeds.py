@@ -7,49 +7,23 @@ import dataclasses
 
 import pytest
 from msgspec import UNSET
-from msgspec.structs import replace
 
-from coxswain import wire
 from coxswain.config import EvaluationConfig, StragglerConfig
-from coxswain.digests import tokens_digest
 from coxswain.ladder.lead import LONG, PLANNED
 from coxswain.membership.stream import initial_cursor
 from coxswain_coordinator.state.notifier import Topic
-from tests.unit.coordinator_fakes import make_job, report_of, tokens_of
-from tests.unit.coordinator_lead import Lead, training
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_lead import ONSET, run_steps, training
 from tests.unit.coordinator_samples import committed, session
 from tests.unit.test_coordinator_committer import committer, evaluated_job
 
 pytestmark = pytest.mark.looptime
 
 SPEEDS = (1.0, 0.5)
-ONSET = 20
 
 
 def job_of(folder, action: str = "Rebalance"):
     return make_job(folder, stop_steps=64, stragglers=StragglerConfig(action=action))
-
-
-async def run(lead: Lead, steps: int, factor: float = 1.0, seconds: float = 0.5) -> None:
-    """Closes steps in which rank 1 computes so many times as long for its work as rank 0; ranks that are asked to probe do."""
-    session = lead.state.session
-    for step in range(session.book.open, session.book.open + steps):
-        await lead.until(lambda step=step: session.directive(step))
-        directive = session.directive(step)
-        for seat in session.world.seats:
-            mine = factor if seat.rank == 1 else 1.0
-            work = sum(
-                t.seconds * min(directive.plan.speeds[r] if directive.plan.speeds else 1.0 for r in t.replicas)
-                for t in directive.plan.tasks
-                if seat.replica in t.replicas
-            )
-            asked = session.part_of(directive, session.cut_of_rank(seat.rank), seat.rank).probe
-            found = report_of(directive.plan, seat.rank, seat.replica)
-            found = replace(found, compute_seconds=work * mine, seconds=seconds)
-            lead.state.add_report(found if asked is UNSET else replace(found, probe_seconds=0.001 * mine))
-        served = tuple((i, tokens_digest(tokens_of(s))) for i, s in enumerate(directive.plan.sequences))
-        lead.state.add_delivered(wire.DeliveredDigests(directive.plan.generation, step, served))
-        await lead.until(lambda step=step: session.book.open > step)
 
 
 async def test_a_confirmed_speed_is_in_the_plan_and_record_of_a_step_at_most_three_behind_the_one_that_runs(
@@ -57,13 +31,13 @@ async def test_a_confirmed_speed_is_in_the_plan_and_record_of_a_step_at_most_thr
 ):
     async with training(job_of(tmp_path)) as lead:
         session = lead.state.session
-        await run(lead, ONSET)
+        await run_steps(lead, ONSET)
         assert all(not plan.speeds for plan in session._plans.values())
         while not lead.state.stragglers.speeds and session.book.open < ONSET + 10:
-            await run(lead, 1, 2.0)
+            await run_steps(lead, 1, 2.0)
         running, ahead = session.begun, session.committed
         assert lead.state.stragglers.speeds and ahead <= running + 1 + PLANNED
-        await run(lead, 4, 2.0)
+        await run_steps(lead, 4, 2.0)
         parts = [lead.driver._log.placement(1, segment, part) for segment in range(4) for part in range(8)]
         by_step = {r.first_step + i: r.speeds for r in parts if r for i in range(len(r.placements))}
         first = min(step for step, speeds in by_step.items() if speeds)
@@ -79,13 +53,13 @@ async def test_where_speeds_matter_two_steps_have_plans_ahead_and_a_segment_has_
         for _ in range(10):
             await lead.until(lambda: session.committed == session.begun + 1 + PLANNED)
             assert session.decided == -(-session.committed // 8) * 8
-            await run(lead, 1)
+            await run_steps(lead, 1)
 
 
 async def test_in_long_steps_the_last_plan_ahead_waits_for_the_reports_of_the_step_before_the_one_that_runs(tmp_path):
     async with training(job_of(tmp_path)) as lead:
         session = lead.state.session
-        await run(lead, 4, seconds=LONG)
+        await run_steps(lead, 4, seconds=LONG)
         assert session.directive(4) and session.begun == 4 and session.book.open == 4
         await lead.until(lambda: session.committed == 4 + 1 + PLANNED)
         assert session.directive(5) and session.begun == 5
@@ -114,7 +88,7 @@ def test_a_plan_waits_for_the_step_before_the_one_that_has_begun_and_for_no_othe
 @pytest.mark.parametrize("action", ["None", "Warn"])
 async def test_where_speeds_reach_no_plan_the_look_ahead_is_as_long_as_ever(tmp_path, action):
     async with training(job_of(tmp_path, action)) as lead:
-        await run(lead, 2)
+        await run_steps(lead, 2)
         await lead.until(lambda: lead.state.session.committed >= 16)
         assert lead.state.session.needs_plans(8) is False
 
@@ -122,7 +96,7 @@ async def test_where_speeds_reach_no_plan_the_look_ahead_is_as_long_as_ever(tmp_
 async def test_only_the_rank_that_is_to_probe_finds_that_in_its_directive(tmp_path):
     async with training(job_of(tmp_path)) as lead:
         session = lead.state.session
-        await run(lead, 2)
+        await run_steps(lead, 2)
         lead.state.stragglers.probes = frozenset({1})
         await lead.until(lambda: session.directive(2))
         found = [session.part_of(session.directive(2), session.cut_of_rank(r), r).probe for r in range(2)]

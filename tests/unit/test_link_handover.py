@@ -50,12 +50,13 @@ def foreign() -> Buffer:
 
 
 @pytest.mark.parametrize("error", [Stale, Retryable, lambda text: Refused("Bad", text)])
-def test_an_error_of_any_length_reaches_the_worker(error):
+def test_the_first_2048_characters_of_an_error_of_any_length_reach_the_worker(error):
     def provide(*_: object) -> Buffer:
         raise error("first " + "\x01" * 20_000)
 
-    with served(provide) as connect, pytest.raises(CoxswainError, match="first"):
+    with served(provide) as connect, pytest.raises(CoxswainError, match="first") as received:
         connect().receive(1, 0, 0, 5.0)
+    assert str(received.value).count("\x01") == 2_048 - len("first ")
 
 
 @contextmanager

@@ -103,6 +103,18 @@ def test_the_least_loaded_holder_sends_and_two_share_the_work() -> None:
     assert transfers(have, boxes_of(list(SHAPES), [whole(4)]), links(), 4, busy).sender.tolist() == [1]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_each_receiver_takes_from_the_least_loaded_holder_of_its_node_that_is_next_in_turn(seed: int) -> None:
+    """Of so many holders that a sort which keeps no order among equals would mix them up."""
+    random = np.random.default_rng(seed)
+    node, busy = np.arange(400) % 2, random.integers(5, size=400) * 100.0
+    have, need = (boxes_of(list(SHAPES), [whole(d) for d in range(*part)]) for part in ((300,), (300, 400)))
+    in_turn = [iter(sorted(range(n, 300, 2), key=lambda device: busy[device])) for n in (0, 1)]
+    expected = [next(in_turn[receiver % 2]) for receiver in range(300, 400)]
+    moves = transfers(have, need, Links(node, 10.0, np.full(400, 1.0)), 4, busy.copy())
+    assert (moves.sender.tolist(), moves.receiver.tolist()) == (expected, list(range(300, 400)))
+
+
 def test_a_part_that_no_device_holds_is_named_or_comes_from_the_checkpoint() -> None:
     have = boxes_of(list(SHAPES), [(0, [Box("b", (0,), (15,))])])
     need = boxes_of(list(SHAPES), [whole(1)])
@@ -134,6 +146,12 @@ def test_where_nothing_is_lacking_nothing_moves_and_it_takes_no_time() -> None:
 def test_owners_that_are_more_than_rows_own_no_empty_boxes() -> None:
     owned = shared(boxes_of(["c"], [(device, [Box("c", (0, 0), (4, 6))]) for device in range(DEVICES)]))
     assert owned.elements.tolist() == [6] * 4
+
+
+def test_owners_of_equal_parts_own_rows_in_the_order_of_their_numbers() -> None:
+    """So many that a sort which keeps no order among equals would mix them up."""
+    owned = shared(boxes_of(["r"], [(device, [Box("r", (0,), (800,))]) for device in range(400)]))
+    assert dict(zip(owned.device.tolist(), owned.first.tolist(), strict=True)) == {d: 2 * d for d in range(400)}
 
 
 def layout_boxes(layout: Layout) -> Boxes:

@@ -1,0 +1,66 @@
+"""The ladder in the whole coordinator: a change that it asks for, and what the report says of a node."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from coxswain.config import StragglerConfig
+from coxswain.ladder.values import Option, Options
+from coxswain.wire import NodeRequest
+from coxswain_coordinator.api.report import job_report
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_lead import ONSET, begun, holds, moved_to, one_replica, register, run_steps, training
+from tests.unit.ladder_samples import at_once
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.mark.parametrize("action", ["Migrate", "Rebalance"])
+async def test_a_confirmed_straggler_leads_to_one_planned_change_under_migrate_and_to_none_under_rebalance(
+    tmp_path, action
+):
+    batch = replace(make_job(tmp_path).batch, max_sequence_tokens=128)
+    job = make_job(tmp_path, stop_steps=64, batch=batch, stragglers=StragglerConfig(action=action))
+    async with training(job) as lead:
+        ladder, session = lead.state.ladder, lead.state.session
+
+        def planned(job, vocabulary, layout, speeds, least_gain) -> Options:
+            return Options(layout, dict(speeds), 2.0, 1.0, (Option("Layers", one_replica(), 1.5, 0.5),))
+
+        ladder._beside, ladder._planner = at_once, planned
+        await run_steps(lead, ONSET)
+        while not session.move and session.book.open < ONSET + 20:
+            await run_steps(lead, 1, 3.0)
+        if action == "Rebalance":
+            assert session.move is None
+            return
+        step = session.move.step
+        assert session.move.saves is False and ONSET < step < ONSET + 20
+        await moved_to(lead, step)
+        session = lead.state.session
+        assert (session.record.layout, session.book.open, session.record.live.step) == (one_replica(), step, step)
+        event = lead.state.events.latest()[-1]
+        assert event.reason == "LayoutChanged" and "because of trainer-1 device 0: 1 x tp1pp2 is predicted to save" in (
+            event.message
+        )
+        assert lead.state.failures == 0 and not lead.state.changes.why
+
+
+async def test_a_world_that_fails_before_its_requested_change_keeps_the_layout_that_it_had(tmp_path):
+    job = make_job(tmp_path, batch=replace(make_job(tmp_path).batch, max_sequence_tokens=128))
+    async with training(job) as lead:
+        await lead.close(0, 1)
+        before = lead.state.session.record.layout
+        lead.state.request_layout(one_replica(), "trainer-1 is slow")
+        lead.state.mark_world_lost("rank 1 ended")
+        register(lead, *holds(lead, 2))
+        await begun(lead, 2)
+        assert lead.state.session.record.layout == before and not lead.state.changes.why
+
+
+async def test_the_report_names_the_node_that_the_ladder_wants_away(tmp_path):
+    async with training(make_job(tmp_path)) as lead:
+        assert job_report(lead.state).replace_node is None
+        lead.state.ladder.request = NodeRequest("node-1", "trainer-1", "slow")
+        assert job_report(lead.state).replace_node == NodeRequest("node-1", "trainer-1", "slow")

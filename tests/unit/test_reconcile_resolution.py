@@ -1,0 +1,58 @@
+"""Resolved jobs are remembered by what they are resolved from: a pass over the same specs costs no resolution."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from coxswain_operator.reconcile.actions import Observed
+from coxswain_operator.reconcile.validate import resolve_config
+from coxswain_operator.views import Manifest
+from tests.unit.fake_cluster import data_mix, data_source, training_job
+
+
+def observed(uid: str = "one", **spec: Any) -> Observed:
+    job = training_job(**spec)
+    job["metadata"]["uid"] = uid
+    return Observed(job, (data_source(),), (data_mix(),))
+
+
+def again(seen: Observed, **changes: Any) -> Observed:
+    """As an API server sends it once more: equal objects in other memory, with these changes at each one's top."""
+
+    def other(manifest: Manifest) -> Manifest:
+        read = json.loads(json.dumps(manifest | changes))
+        return {**read, "metadata": {**read["metadata"], "resourceVersion": str(id(read)), "labels": {"team": "nlp"}}}
+
+    return Observed(other(seen.job), tuple(map(other, seen.sources)), tuple(map(other, seen.mixes)))
+
+
+def test_a_job_is_resolved_once_however_often_its_status_labels_and_versions_change():
+    seen = observed()
+    first, faults = resolve_config(seen)
+    assert first is not None and not faults
+    assert resolve_config(again(seen))[0] is first
+    assert resolve_config(again(seen, status={"attempt": 3}))[0] is first
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        observed("two"),
+        observed(trainers={"count": 3}),
+        Observed(observed().job, (data_source(),), ({**data_mix(), "spec": {**data_mix()["spec"], "seed": 8}},)),
+    ],
+    ids=["another job of the name", "an edited job", "an edited mix"],
+)
+def test_what_a_resolution_reads_is_never_answered_from_memory_once_it_differs(other: Observed):
+    first, second = (resolve_config(seen)[0] for seen in (observed(), other))
+    assert None not in (first, second) and first != second
+
+
+def test_faults_are_remembered_as_well_and_gone_once_the_object_is_there():
+    without = Observed(observed().job, (), (data_mix(),))
+    (job, faults), found = resolve_config(without), resolve_config(again(without))
+    assert job is None and faults and found[1] is faults
+    assert resolve_config(observed())[1] == ()

@@ -59,7 +59,7 @@ class Gradients:
         """The step's gradient of the owned boxes, summed in the order of ranks. Forgets all gradients."""
         self.accumulate()
         while self._departed < len(self._routes) or self._flights:
-            while len(self._flights) < IN_FLIGHT and self._departed < len(self._routes):
+            while self._room():
                 self._depart()
             self._land()
         total = self._complete()
@@ -80,14 +80,25 @@ class Gradients:
             self._progress()
 
     def _progress(self) -> None:
-        """Begins what is complete, ends what has arrived, and never waits: peers may need this backward to go on."""
-        while self._flights and self._flights[0][1].arrived():
-            self._land()
+        """Begins what is complete, ends what has arrived, and never waits: peers may need this backward to go on.
+
+        In the order of `reduce`, whatever has arrived: rows and columns are two communicators, and NCCL may hang where
+        ranks begin on them in different orders.
+        """
         assert self._missing is not None
-        while len(self._flights) < IN_FLIGHT and self._departed < len(self._routes):
-            if any(name in self._missing for name in self._routes[self._departed].names):
+        while self._departed < len(self._routes) or self._flights:
+            if self._room():
+                if any(name in self._missing for name in self._routes[self._departed].names):
+                    return
+                self._depart()
+            elif self._flights[0][1].arrived():
+                self._land()
+            else:
                 return
-            self._depart()
+
+    def _room(self) -> bool:
+        """Whether a bucket may leave before anything lands."""
+        return len(self._flights) < IN_FLIGHT and self._departed < len(self._routes)
 
     def _fold(self, name: str) -> None:
         weight = self._weights[name]

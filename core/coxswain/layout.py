@@ -139,6 +139,16 @@ def shaped_layout(devices: Sequence[Device], shapes: Iterable[ReplicaShape]) -> 
     return Layout(replicas=tuple(replicas), standby=tuple(device for mine in homes for device in mine))
 
 
+def has_shapes(layout: Layout, shapes: Iterable[ReplicaShape]) -> bool:
+    """Whether the layout's replicas are of these shapes, on whatever devices."""
+    wanted, found = Counter[tuple[tuple[int, int], ...]](), Counter[tuple[tuple[int, int], ...]]()
+    for shape in shapes:
+        wanted[tuple((stage.layers, stage.tensor) for stage in shape.stages)] += shape.count
+    for replica in layout.replicas:
+        found[tuple((stage.stop - stage.start, len(stage.devices)) for stage in replica.stages)] += 1
+    return wanted == found
+
+
 def _next_home(homes: Sequence[Sequence[Device]], first: int, wanted: int) -> int:
     """The first trainer from `first` on with so many devices left. Those before it will never have them again."""
     return next((place for place in range(first, len(homes)) if len(homes[place]) >= wanted), len(homes))

@@ -15,6 +15,7 @@ from coxswain.structs import UNDECODABLE
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault
 from coxswain_link.job_ended import JobEnded
 from coxswain_link.metrics import MetricsRegistry
+from coxswain_link.queries import BadQuery, whole
 from coxswain_link.status import addresses
 
 Handler = Callable[[web.Request, Any], Awaitable[Any]]
@@ -60,7 +61,7 @@ class HttpService:
                 self._admit(request)
                 body = msgspec.json.decode(await request.read(), type=body_type) if body_type else None
                 return reply(await handler(request, body))
-            except (Refused, Retryable, Stale, JobEnded, *UNDECODABLE) as error:
+            except (Refused, Retryable, Stale, JobEnded, BadQuery, *UNDECODABLE) as error:
                 return refuse(error)
 
         self.app.router.add_route(method, path, wrapped)
@@ -94,8 +95,8 @@ class HttpService:
     def _admit(self, request: web.Request) -> None:
         if not self._has_token(request):
             raise Refused("TokenRejected", "wrong or missing job token")
-        theirs = request.headers.get(GENERATION_HEADER)
-        if theirs is not None and int(theirs) < self._generation():
+        theirs = whole(request.headers, GENERATION_HEADER, self._generation())
+        if theirs < self._generation():
             raise Stale(f"generation {theirs} is over; the current one is {self._generation()}")
 
     def _has_token(self, request: web.Request) -> bool:

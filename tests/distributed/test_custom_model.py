@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import time
 from pathlib import Path
@@ -26,7 +27,7 @@ from coxswain_link.store import open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.engine.memory import MemoryPolicy, Recompute
 from coxswain_train.engine.schedule import learning_rate
-from coxswain_train.model.custom import decoder_of
+from coxswain_train.model.custom import decoder_of, shared_weights
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.tensor_parallel import ModelPart
 from tests.distributed import training
@@ -179,6 +180,27 @@ WHOLE = """
             for layer in self.h:
                 layer.register_forward_hook(lambda layer, _, out: nn.functional.dropout(out, 0.5, layer.training))
 
+    class Sharing(GPT2):  # two layers share a projection; one has the model's positions, too
+        def __init__(self, model, vocabulary, context):
+            super().__init__(model, vocabulary, context)
+            self.h[1].c_fc, self.h[0].positions = self.h[0].c_fc, self.wpe
+
+        @staticmethod
+        def parameter_specs(model, vocabulary, context):
+            return [s for s in GPT2.parameter_specs(model, vocabulary, context) if not s.name.startswith("h.1.c_fc")]
+
+    class Repeating(GPT2):  # one layer, twice
+        def __init__(self, model, vocabulary, context):
+            super().__init__(model, vocabulary, context)
+            del self.h[1:]
+
+        stack = property(lambda self: [self.h[0]] * 2)
+
+        @staticmethod
+        def parameter_specs(model, vocabulary, context):
+            specs = GPT2.parameter_specs(model, vocabulary, context)
+            return [s for s in specs if not s.name.startswith("h.1.")]
+
     function = print
 """
 
@@ -225,6 +247,44 @@ def test_a_layer_that_is_computed_again_draws_the_same_random_numbers_and_those_
     for gradients, state in found[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(gradients, found[0][0], strict=True))
         assert state == found[0][1]
+
+
+def shared(world: ThreadWorld, model: ModelConfig, recompute: Recompute) -> list[tuple[str, np.ndarray]]:
+    """The gradient of a step of two replicas, in the boxes of this rank."""
+    plan, memory = random_plan(STREAM.lengths, 2, 3), MemoryPolicy(recompute)
+    layout = layout_of([(1, 2)], [(1, 2)])
+    _, owned = training.owned_gradient(world, model, layout, STREAM, plan, memory=memory)  # type: ignore[arg-type]
+    return [(box.name, gradient) for box, gradient in owned]
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize("name", ["Sharing", "Repeating"])
+@pytest.mark.parametrize("recompute", ["Selective", "Full"])
+def test_layers_that_share_a_weight_have_the_same_gradient_of_it_when_they_are_computed_again(
+    name: str, recompute: Recompute
+) -> None:
+    model = replace(GPT2, custom=CustomModel(path=f"mine:{name}", arguments={"context": 64}))
+    expected, found = (run_threads(2, shared, model, how) for how in ("None", recompute))
+    assert any(name.startswith("h.0.c_fc") for mine in expected for name, _ in mine)
+    for one, other in zip(expected, found, strict=True):
+        for (name, a), (_, b) in zip(one, other, strict=True):
+            assert np.allclose(a, b, rtol=1e-12, atol=1e-15), name
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        ("mine:Sharing", r"h\.0\.c_fc\..*|wpe\.weight"),
+        ("mine:Repeating", r"h\.0\..*"),
+        ("gpt2:GPT2", ""),
+        ("mine:Tiny", ""),
+    ],
+)
+def test_weights_that_a_layer_has_and_another_place_of_the_model_too_are_known(name: str, shares: str) -> None:
+    arguments = {} if name == "mine:Tiny" else {"context": 64}
+    made = decoder_of(replace(GPT2, custom=CustomModel(path=name, arguments=arguments)), 64)
+    assert shared_weights(made) == {name for name in made.weights() if re.fullmatch(shares, name)}
 
 
 def losses(world: ThreadWorld, model: ModelConfig) -> tuple[float, float | None, bool]:

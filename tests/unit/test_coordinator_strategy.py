@@ -9,19 +9,30 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from coxswain.config import BatchConfig, JobConfig, ModelConfig, OptimizerConfig, ParallelConfig
+from coxswain.config import (
+    BatchConfig,
+    JobConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ReplicaShape,
+    StageShape,
+)
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.plan.strategy.values import Alternative, Strategy
 from coxswain.planlog import StrategyRecord
 from coxswain_coordinator.api.report import job_report, termination_message
+from coxswain_coordinator.planning import strategies
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.planning.strategies import Strategies
 from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.world import survivors
 from coxswain_link.metrics import build
 from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, cluster, lengths_of, make_job
-from tests.unit.coordinator_lead import leading, small, training
+from tests.unit.coordinator_lead import begun, leading, lose, register, small, training
+from tests.unit.coordinator_samples import agents
 
 pytestmark = pytest.mark.looptime
 
@@ -131,6 +142,31 @@ async def test_a_recorded_layout_is_used_whatever_would_be_chosen_now(tmp_path: 
         report = job_report(lead.state)
     assert report.strategy is not None
     assert report.strategy.chosen.summary == "1 x tp1pp2"
+
+
+PIPES = Alternative("2 x tp1pp2", (ReplicaShape((StageShape(1, 1), StageShape(1, 1)), 2),), 1.0)
+WHOLE = Alternative("3 x tp1pp1", (ReplicaShape((StageShape(2, 1),), 3),), 1.0)
+
+
+@pytest.mark.parametrize(("own_seconds", "runs"), [(1.0, "1 x tp1pp2"), (0.5, "3 x tp1pp1")])
+async def test_after_a_loss_the_event_and_the_report_name_a_strategy_only_if_the_world_has_its_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_seconds: float, runs: str
+) -> None:
+    """Of two pipelines over four trainers one is whole; for the three trainers that are left Auto chooses another layout."""
+    by_trainers = {4: Strategy(PIPES), 3: Strategy(WHOLE)}
+    monkeypatch.setattr(strategies, "choose", lambda machine, *_: by_trainers[len(machine.trainers)])
+    monkeypatch.setattr(survivors, "_seconds", lambda _, of: own_seconds if len(of.replicas) == 3 else 1.0)
+    job = replace(auto(tmp_path), trainers=4, min_trainers=2)
+    async with training(job) as lead:
+        lose(lead, 1)
+        register(lead, *(replace(a, left=1) for i, a in enumerate(agents(4)) if i != 1))
+        await begun(lead, 2)
+        report = job_report(lead.state)
+        chosen = [e.message.partition(":")[0] for e in lead.state.events.latest() if e.reason == "StrategyChosen"]
+        assert report.layout_summary == runs
+        assert (report.strategy and report.strategy.chosen.summary) == (runs if runs == WHOLE.summary else None)
+        assert chosen == [PIPES.summary, *([runs] if runs == WHOLE.summary else [])]
+        assert lead.state.strategy and lead.state.strategy.strategy.chosen == WHOLE, "it is recorded all the same"
 
 
 async def test_plans_have_no_task_of_more_tokens_than_the_record_gives_its_kind(tmp_path: Path) -> None:

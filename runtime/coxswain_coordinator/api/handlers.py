@@ -41,15 +41,15 @@ from coxswain_coordinator.state.session import Cut, Session
 from coxswain_coordinator.world.resize import resize
 from coxswain_link.http_server import HttpService
 from coxswain_link.job_ended import JobEnded
+from coxswain_link.queries import seconds, text, whole
 
 T = TypeVar("T")
 
 
-def cut_for(session: Session, query: Mapping[str, str]) -> Cut | None:
-    """Which part of a plan a caller gets: a rank's or a trainer's; None: the whole, for tools."""
-    if (rank := query.get("rank")) is not None:
-        return session.cut_of_rank(int(rank))
-    trainer = query.get("trainer")
+def cut_for(session: Session, rank: int, trainer: str | None) -> Cut | None:
+    """Which part of a plan a caller gets: a rank's, or with rank -1 a trainer's; None: the whole, for tools."""
+    if rank >= 0:
+        return session.cut_of_rank(rank)
     return None if trainer is None else session.cut_of_trainer(trainer)
 
 
@@ -58,6 +58,11 @@ MAX_WAIT = 30.0
 
 LOOK_SECONDS = 0.25
 """Seconds between two checks of a long poll for a report."""
+
+
+def wait_of(query: Mapping[str, str]) -> float:
+    """Seconds of a caller's long poll."""
+    return min(seconds(query, "wait", 0.0), MAX_WAIT)
 
 
 class Handlers:
@@ -99,7 +104,7 @@ class Handlers:
         return self._state.register(body)
 
     async def world(self, request: web.Request, _: None) -> World | None:
-        after = int(request.query.get("after", "0"))
+        after = whole(request.query, "after", 0)
         losses, instance = self._state.worlds_lost, request.query.get("instance")
 
         def changed() -> World | Literal[True] | None:
@@ -123,7 +128,7 @@ class Handlers:
         return self._state.ack()
 
     async def rendezvous(self, request: web.Request, _: None) -> Rendezvous | None:
-        generation = int(request.query["generation"])
+        generation = whole(request.query, "generation")
         session = self._state.current_session
         return await self._wait(request, lambda: session(generation).rendezvous, Topic.RENDEZVOUS)
 
@@ -134,7 +139,7 @@ class Handlers:
     # --- index ------------------------------------------------------------------------------------
 
     async def shares(self, request: web.Request, _: None) -> Shares | None:
-        name = request.query["loader"]
+        name = text(request.query, "loader")
         member = self._state.registry.member("loader", name)
 
         def mine() -> Shares | None:
@@ -149,8 +154,8 @@ class Handlers:
 
     async def blocks(self, request: web.Request, _: None) -> SourceBlocks | None:
         source, start, known = (
-            request.query["source"],
-            int(request.query.get("from", "0")),
+            text(request.query, "source"),
+            whole(request.query, "from", 0),
             request.query.get("known", ""),
         )
         return await self._wait(request, lambda: self._state.index_progress.blocks(source, start, known), Topic.INDEX)
@@ -158,18 +163,18 @@ class Handlers:
     # --- steps ------------------------------------------------------------------------------------
 
     async def plans(self, request: web.Request, _: None) -> StepPlans | EncodedPlans | None:
-        start = int(request.query["from"])
+        start, rank = whole(request.query, "from"), whole(request.query, "rank", -1)
 
         def committed() -> StepPlans | EncodedPlans | None:
             if (session := self._state.session) is None:
                 return None
-            cut = cut_for(session, request.query)
+            cut = cut_for(session, rank, request.query.get("trainer"))
             return session.parts_from(start, cut) if cut else session.plans_from(start)
 
         return await self._wait(request, committed, Topic.PLANS)
 
     async def step(self, request: web.Request, _: None) -> StepDirective | EncodedDirective | None:
-        step = int(request.query["step"])
+        step, rank = whole(request.query, "step"), whole(request.query, "rank", -1)
         alone = StepDirective(step=step, checkpoint=False, end="", plan=None)
 
         def directive() -> StepDirective | None:
@@ -180,8 +185,8 @@ class Handlers:
         found = await self._wait(request, directive, Topic.PLANS, early=alone)
         self._state.notifier.notify(Topic.ANY)
         session = self._state.session
-        cut = cut_for(session, request.query) if session else None
-        return session.part_of(found, cut, int(request.query.get("rank", "-1"))) if session and found and cut else found
+        cut = cut_for(session, rank, request.query.get("trainer")) if session else None
+        return session.part_of(found, cut, rank) if session and found and cut else found
 
     async def served(self, _: web.Request, body: DeliveredDigests) -> Ack:
         self._state.add_delivered(body)
@@ -209,9 +214,8 @@ class Handlers:
 
     async def job_report(self, request: web.Request, _: None) -> JobReport:
         """With `after` and `wait`: once the report's revision is not `after`, or the time is up."""
-        seconds = min(float(request.query.get("wait", "0")), MAX_WAIT)
         after, clock = request.query.get("after"), asyncio.get_running_loop().time
-        report, end = job_report(self._state), clock() + seconds
+        report, end = job_report(self._state), clock() + wait_of(request.query)
         while report.revision() == after and (left := end - clock()) > 0:
             await asyncio.sleep(min(LOOK_SECONDS, left))  # every message of every rank notifies
             report = job_report(self._state)
@@ -235,8 +239,7 @@ class Handlers:
         `early`: the answer to a member of a world that this coordinator has not adopted yet. `instance`: of a service
         that asks what only its own process asks, once at a time.
         """
-        seconds = min(float(request.query.get("wait", "0")), MAX_WAIT)
-        theirs = int(request.headers.get(GENERATION_HEADER, "-1"))
+        theirs = whole(request.headers, GENERATION_HEADER, -1)
 
         def either() -> T | None:
             self._check_ended(instance)
@@ -245,7 +248,7 @@ class Handlers:
             # A newer generation is an earlier coordinator's: this one has no world yet.
             return look() if theirs <= self._state.generation else early
 
-        return await self._state.notifier.wait_until(either, seconds, topic)
+        return await self._state.notifier.wait_until(either, wait_of(request.query), topic)
 
     def _check_ended(self, instance: str = "") -> None:
         """Raises JobEnded. `instance`: of the service that learns of the end by it."""

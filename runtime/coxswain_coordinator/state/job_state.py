@@ -14,7 +14,7 @@ from coxswain.config import JobConfig
 from coxswain.cost.constants import device_memory, load_hardware
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
-from coxswain.layout import Layout
+from coxswain.layout import Layout, has_shapes
 from coxswain.membership.stream import used_up
 from coxswain.membership.values import MixRecord
 from coxswain.plan.strategy.values import described
@@ -116,6 +116,7 @@ class JobState:
         self.config = ""  # name of the ConfigMap with `job`; empty: unknown
         self.changes = Changes(job.trainers)
         self.strategy: StrategyRecord | None = None  # of mode Auto
+        self._unannounced_strategy = False
         self.sweeps = Sweeps()
         self.awaited_claim = ""  # another run's, on the same checkpoint.uri
 
@@ -204,11 +205,18 @@ class JobState:
         self.notifier.notify(Topic.ANY)
 
     def take_strategy(self, record: StrategyRecord, mine: bool) -> None:
-        """Records the layout of mode Auto. `mine`: this coordinator has chosen it."""
-        if mine and record != self.strategy:
-            self.record_event("StrategyChosen", described(record.strategy))
+        """Records the layout of mode Auto. `mine`: this coordinator has chosen it; the first world that has it is an event."""
+        if record != self.strategy:
+            self._unannounced_strategy = mine
         self.strategy = record
         self.ladder.plan_for(self.chosen_job)
+
+    @property
+    def strategy_in_use(self) -> StrategyRecord | None:
+        """That of mode Auto, unless the world has another layout: replicas that a loss left whole, or the ladder's."""
+        found, session = self.strategy, self.session
+        other = found and session and not has_shapes(session.world.layout, found.strategy.chosen.replicas)
+        return None if other else found
 
     @property
     def chosen_job(self) -> JobConfig:
@@ -352,6 +360,9 @@ class JobState:
         else:
             self.record_event("Resumed" if self.manifest else "GangStarted", summary)
         self.session, self.capacity_shortage = session, ""
+        if self._unannounced_strategy and (chosen := self.strategy_in_use):
+            self._unannounced_strategy = False
+            self.record_event("StrategyChosen", described(chosen.strategy))
         self.leaving.clear()
         self.history.begin_at(session.book.open)
         nodes = [self.trainers.node(index) for index in range(len(session.world.trainers))]

@@ -30,7 +30,7 @@ from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, Task
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.state import Cut, Finished, LiveState, PendingStep
 from coxswain_train.live.takeover import Moved, TakeOver, Target, Update
-from coxswain_train.model.custom import decoder_of, specs_of
+from coxswain_train.model.custom import decoder_of, shared_weights, specs_of
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.ring import Exchange
 from coxswain_train.model.tensor_parallel import ModelPart
@@ -108,7 +108,10 @@ class Engine:
         _check_groups(optimizer, self.shapes)
         _check_whole(self._matrices, self._shards, self.shapes)
         self.live, self.moved = live or LiveState(), Moved()
-        self.optimizer = Zero1Optimizer(self.model.weights(), self._shards, seat.rank, world, self.live.own)
+        parts = () if self._memory.recompute == "None" else shared_weights(self.model)
+        self.optimizer = Zero1Optimizer(
+            self.model.weights(), self._shards, seat.rank, world, self.live.own, in_parts=parts
+        )
         self._copies = Copies(self._everyone, seat.rank, wards, self._shards.sizes())
         self.optimizer.time_aside(world.clock.waiting)
         self._probe, self._share = Probe(device), CoreShare()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,6 +71,17 @@ def specs_of(model: ModelConfig, vocabulary: int) -> Sequence[ParameterSpec]:
         lambda kind: kind.parameter_specs(model, vocabulary, **_arguments(model)),
     )
     return found
+
+
+def shared_weights(made: Decoder) -> frozenset[str]:
+    """Weights of a layer that another layer, or the model outside its layers, has as well. Layers that are recomputed make the
+    gradient of each in several parts."""
+    layers = Counter(id(w) for layer in made.stack if isinstance(layer, nn.Module) for w in layer.parameters())
+    paths = made.named_parameters(remove_duplicate=False) if isinstance(made, nn.Module) else ()
+    uses = Counter(id(weight) for _, weight in paths)
+    return frozenset(
+        name for name, w in made.weights().items() if layers[id(w)] > 1 or (layers[id(w)] and uses[id(w)] > 1)
+    )
 
 
 def _arguments(model: ModelConfig) -> dict[str, Any]:

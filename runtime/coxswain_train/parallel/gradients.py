@@ -8,7 +8,7 @@ gradient is added up in the result itself.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -20,14 +20,15 @@ from coxswain_train.parallel.routes import Route
 
 
 class Gradients:
-    """`sole`: where the gradient of each parameter that only this rank holds begins in the owned buffer."""
+    """`sole`: where the gradient of each parameter that only this rank holds begins in the owned buffer. `in_parts`: parameters
+    whose gradient one backward makes in several parts, so that buckets from theirs on leave behind the last backward."""
 
     def __init__(
         self, weights: Mapping[str, nn.Parameter], routes: list[Route], sole: Mapping[str, int], size: int,
-        wide: torch.dtype, reduction: Reduction,
+        wide: torch.dtype, reduction: Reduction, in_parts: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._weights, self._routes, self._sole, self._size = weights, routes, sole, size
-        self._wide, self._reduction = wide, reduction
+        self._wide, self._reduction, self._in_parts = wide, reduction, in_parts
         # Around buckets that leave within a backward.
         self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
         last = {name: number for number, route in enumerate(routes) for name in route.names}
@@ -69,9 +70,9 @@ class Gradients:
         return total
 
     def _produced(self, name: str, _: Tensor) -> None:
-        """Runs within each backward, once a parameter."""
+        """Runs within each backward, once a parameter, or once a part."""
         self._fold(name)
-        if self._missing is None:
+        if self._missing is None or name in self._in_parts:
             return
         if any(name in route.names for route in self._routes[: self._departed]):
             raise RuntimeError(f"{name}: a second gradient in the step's last backward, after its bucket has left")

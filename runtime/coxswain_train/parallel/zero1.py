@@ -6,7 +6,7 @@ on its owner, which is one of its holders. State changes only after all ranks ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ class Zero1Optimizer:
 
     def __init__(
         self, weights: Mapping[str, nn.Parameter], shards: Shards, me: int, reduction: Reduction,
-        state: State | None = None, bucket_bytes: int = BUCKET_BYTES,
+        state: State | None = None, bucket_bytes: int = BUCKET_BYTES, in_parts: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._reduction, self._bucket_bytes, self._boxes = reduction, bucket_bytes, shards.boxes(me)
         self._runs = runs_of(self._boxes)
@@ -65,7 +65,7 @@ class Zero1Optimizer:
             self.make_room()
         there, back = make_routes(shards, me, reduction.grid, sample.device, bucket_bytes // wide.itemsize)
         sole = shards.sole(me)
-        self._gradients = Gradients(weights, there, sole, self.elements, wide, reduction)
+        self._gradients = Gradients(weights, there, sole, self.elements, wide, reduction, in_parts)
         self._spreader = WeightSpreader(weights, back, sole, reduction)
 
     def boxes(self) -> dict[str, dict[Box, Tensor]]:

@@ -1,4 +1,4 @@
-"""Ramps: pipelines that fill and drain with short packs wait less than for full ones, and only pipelines that can have them do."""
+"""Ramps: pipelines that fill and drain with short packs wait less than for full ones; only some can have them."""
 
 from __future__ import annotations
 

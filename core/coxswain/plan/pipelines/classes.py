@@ -23,6 +23,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 LOOSE = 1.03  # times the longest task of a replica: packs may take that long
 
+
 @dataclass(frozen=True, slots=True)
 class Deal:
     """The replica of each short sequence (-1: not yet dealt), how long a task of each replica may take, its base end."""

@@ -11,8 +11,9 @@ import pytest
 
 from coxswain.plan.lengths import SETS, draw_lengths
 from coxswain.plan.pipelines.bound import ideal_bubble, ideal_bubble_of, pipeline_bound
-from coxswain.plan.pipelines.dispatch import end_of, even_pipelines
+from coxswain.plan.pipelines.dispatch import end_of
 from coxswain.plan.pipelines.operations import ordered
+from coxswain.plan.pipelines.ramps import even_pipelines
 from coxswain.plan.pipelines.replay import replay
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import Draft, Problem, make_problem

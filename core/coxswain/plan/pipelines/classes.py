@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from coxswain.cost.model import Floats
 from coxswain.plan.makespan.packing import water_level
 from coxswain.plan.pipelines.groups import Stack
+from coxswain.plan.pipelines.ramps import ramp, ramp_wait
 from coxswain.plan.problem import Problem
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 LOOSE = 1.03  # times the longest task of a replica: packs may take that long
 
 
@@ -28,7 +30,8 @@ class Deal:
 
     replica: Ints
     longest: Floats
-    ends: Floats  # what is dealt, and p - 1 times the longest
+    ends: Floats  # what is dealt, and p - 1 times the longest; less where a pipeline has ramps
+    ramps: Bools  # which pipelines have ramps
     level: float  # when the last replica ends once everything is dealt
 
 
@@ -41,6 +44,14 @@ class Short:
     work: Floats
     pack: float  # seconds that a pack should take at speed 1
     coarse: int
+
+    @property
+    def ramps(self) -> bool:
+        """Whether sequences no longer than a full pack fill as many of them on every pipeline as it has stages."""
+        problem = self.problem
+        full = problem.cost.linear * problem.capacity
+        few = float(self.work[self.work <= full].sum())
+        return few >= float(problem.stages.max()) * (full + problem.cost.task) * float(problem.speeds.sum())
 
     @property
     def fine(self) -> float:
@@ -74,11 +85,23 @@ def deal(short: Short, stacked: Stack, stages: int, end: float) -> Deal:
             at = to
     most = np.maximum(longest, short.pack / problem.speeds)
     used = np.array(sums)
-    ends = used + (stages - 1) * most
+    ends, ramps = _with_ramps(short, stacked, used, most, stages)
     if at < short.coarse:
-        return Deal(replica, most, ends, np.inf)
+        return Deal(replica, most, ends, ramps, np.inf)
     level = water_level(ends, problem.speeds, short.fine)
-    return Deal(replica, most, ends, max(float(ends[used > 0].max(initial=0)), level))
+    return Deal(replica, most, ends, ramps, max(float(ends[used > 0].max(initial=0)), level))
+
+
+def _with_ramps(short: Short, stacked: Stack, used: Floats, most: Floats, stages: int) -> tuple[Floats, Bools]:
+    """The base ends, and which pipelines have ramps: those without rings that the rest levels by as much as ramps take."""
+    speeds, plain = short.problem.speeds, used + (stages - 1) * most
+    if not short.ramps:
+        return plain, np.zeros(used.size, dtype=np.bool_)
+    begun = used + ramp_wait(stages) * most + (stages - 1) * short.problem.cost.task / speeds
+    hoped = np.where((stacked.count == 0) & (begun < plain), begun, plain)
+    rest = water_level(hoped, speeds, short.fine) - hoped
+    ramps: Bools = (hoped < plain) & (rest >= stages * most)
+    return np.where(ramps, hoped, plain), ramps
 
 
 def level_rest(short: Short, dealt: Deal) -> Ints:
@@ -106,18 +129,17 @@ class Packs:
     seconds: Floats
 
 
-def cut_packs(short: Short, replica: Ints, longest: Floats) -> Packs:
+def cut_packs(short: Short, replica: Ints, dealt: Deal) -> Packs:
     """Cuts as few packs as their replica's longest task and the capacity allow, of equal work: longest first to the lightest."""
     problem, count = short.problem, short.problem.replicas
-    most = np.maximum(longest * problem.speeds - problem.cost.task, longest * problem.speeds / 2)
+    most = np.maximum(dealt.longest * problem.speeds - problem.cost.task, dealt.longest * problem.speeds / 2)
     tokens = np.bincount(replica, weights=problem.lengths[short.sequences], minlength=count)
     work = np.bincount(replica, weights=short.work, minlength=count)
-    packs = np.maximum(np.ceil(tokens / problem.capacity), np.ceil(work / most * (1 - 1e-9))).astype(np.int64)
+    load, packs = _begun(problem, np.maximum(tokens / problem.capacity, work / most * (1 - 1e-9)), work, dealt.ramps)
+    room = np.full(load.shape, problem.capacity)
     order = np.argsort(replica, kind="stable")
     first = np.searchsorted(replica[order], np.arange(count + 1))
     number = np.zeros_like(replica)
-    room = np.full((count, int(packs.max(initial=0)) + 1), problem.capacity)
-    load = np.where(np.arange(room.shape[1]) < packs[:, None], 0.0, np.inf)
     for k in range(int(np.diff(first).max(initial=0))):
         mine = np.flatnonzero(first[:-1] + k < first[1:])
         items = order[first[mine] + k]
@@ -131,6 +153,22 @@ def cut_packs(short: Short, replica: Ints, longest: Floats) -> Packs:
         room[mine, at] -= size
         load[mine, at] += short.work[items]
     return _packs(short, replica, number)
+
+
+def _begun(problem: Problem, full: Floats, work: Floats, ramps: Bools) -> tuple[Floats, Ints]:
+    """What the packs of each replica are loaded with at first, infinity for no pack, and their number.
+
+    `full`: how many full packs there are at least. A pack of a ramp begins with what it lacks of a full one.
+    """
+    stages = int(problem.stages.max())
+    middle = np.maximum(np.ceil(np.where(ramps, full - (stages - 1), full)), ramps).astype(np.int64)
+    parts, task = ramp(stages), problem.cost.task
+    packs = middle + ramps * parts.size
+    columns = np.arange(max(int(packs.max(initial=0)) + 1, parts.size))
+    load = np.where(columns < packs[:, None], 0.0, np.inf)
+    even = (work[ramps] + task * parts.size - task * (stages - 1)) / (middle[ramps] + stages - 1)
+    load[ramps, : parts.size] = np.multiply.outer(even + task, 1 - parts)
+    return load, packs
 
 
 def _packs(short: Short, replica: Ints, number: Ints) -> Packs:

@@ -9,11 +9,11 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.plan.makespan.degrees import ring_seconds
 from coxswain.plan.pipelines.classes import Deal, Packs, Short, cut_packs, deal, level_rest, short_of
 from coxswain.plan.pipelines.groups import Group, Rings, Stack, degrees_for, rings_of
 from coxswain.plan.pipelines.operations import ordered
+from coxswain.plan.pipelines.ramps import even_pipelines
 from coxswain.plan.problem import Draft, Planner, Problem
 from coxswain.plan.simulate import seconds_of, simulate
 from coxswain.plan.values import Task
@@ -60,11 +60,6 @@ def end_of(problem: Problem, drafts: list[Draft]) -> float:
         for i, (d, took) in enumerate(zip(drafts, seconds, strict=True))
     ]
     return ordered(even_pipelines(problem.replicas, int(problem.stages.max())), tasks).seconds
-
-
-def even_pipelines(replicas: int, stages: int) -> Layout:
-    """Replicas of so many stages of one layer and one device each."""
-    return Layout((Replica(tuple(Stage((Device(0, s),), s, s + 1) for s in range(stages))),) * replicas)
 
 
 def _estimate(problem: Problem, drafts: list[Draft]) -> float:
@@ -145,7 +140,7 @@ def drafts_of(trial: Trial) -> list[Draft]:
     """Rings first, then packs, longest first; where a replica has no ring, its longest pack is in the middle."""
     problem = trial.rings.problem
     replica = level_rest(trial.short, trial.dealt)
-    packs = cut_packs(trial.short, replica, trial.dealt.longest)
+    packs = cut_packs(trial.short, replica, trial.dealt)
     names = [tuple(trial.short.sequences[items].tolist()) for items in packs.items]
     count = np.bincount(packs.replica, minlength=problem.replicas)
     rings = trial.stacked.count

@@ -1,0 +1,35 @@
+"""Short packs first and last: a pipeline fills with short ones and drains with short ones, so it waits less than for full ones.
+
+A ramp of a pipeline of p stages has packs of 1/p, 2/p, ... of a full one, rising at the front and falling at the back.
+Together they have the work of p - 1 full packs, whatever stands between them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from coxswain.cost.model import Floats
+from coxswain.layout import Device, Layout, Replica, Stage
+from coxswain.plan.pipelines.operations import ordered
+from coxswain.plan.values import Task
+
+
+def ramp(stages: int) -> Floats:
+    """The packs of both ends, in parts of a full one."""
+    return np.repeat(np.arange(1, stages) / stages, 2)
+
+
+@cache
+def ramp_wait(stages: int) -> float:
+    """How many full packs a pipeline with ramps ends later than its work, by the walk: stages - 1 without ramps."""
+    parts = ramp(stages)
+    took = [*parts[::2].tolist(), *[1.0] * stages, *parts[::-2].tolist()]
+    tasks = [Task(i, "pack", (0,), (), seconds) for i, seconds in enumerate(took)]
+    return ordered(even_pipelines(1, stages), tasks).seconds - sum(took)
+
+
+def even_pipelines(replicas: int, stages: int) -> Layout:
+    """Replicas of so many stages of one layer and one device each."""
+    return Layout((Replica(tuple(Stage((Device(0, s),), s, s + 1) for s in range(stages))),) * replicas)

@@ -134,8 +134,9 @@ def cut_packs(short: Short, replica: Ints, dealt: Deal) -> Packs:
     problem, count = short.problem, short.problem.replicas
     most = np.maximum(dealt.longest * problem.speeds - problem.cost.task, dealt.longest * problem.speeds / 2)
     tokens = np.bincount(replica, weights=problem.lengths[short.sequences], minlength=count)
-    work = np.bincount(replica, weights=short.work, minlength=count)
-    load, packs = _begun(problem, np.maximum(tokens / problem.capacity, work / most * (1 - 1e-9)), work, dealt.ramps)
+    work = np.bincount(replica, weights=short.work, minlength=count).astype(np.float64)
+    least = np.maximum(tokens / problem.capacity, work / most * (1 - 1e-9))
+    load, packs = _begun(problem, least, work, dealt.ramps)
     room = np.full(load.shape, problem.capacity)
     order = np.argsort(replica, kind="stable")
     first = np.searchsorted(replica[order], np.arange(count + 1))
@@ -155,13 +156,13 @@ def cut_packs(short: Short, replica: Ints, dealt: Deal) -> Packs:
     return _packs(short, replica, number)
 
 
-def _begun(problem: Problem, full: Floats, work: Floats, ramps: Bools) -> tuple[Floats, Ints]:
+def _begun(problem: Problem, least: Floats, work: Floats, ramps: Bools) -> tuple[Floats, Ints]:
     """What the packs of each replica are loaded with at first, infinity for no pack, and their number.
 
-    `full`: how many full packs there are at least. A pack of a ramp begins with what it lacks of a full one.
+    `least`: how many full packs there are at least. A pack of a ramp begins with what it lacks of a full one.
     """
     stages = int(problem.stages.max())
-    middle = np.maximum(np.ceil(np.where(ramps, full - (stages - 1), full)), ramps).astype(np.int64)
+    middle = np.maximum(np.ceil(np.where(ramps, least - (stages - 1), least)), ramps).astype(np.int64)
     parts, task = ramp(stages), problem.cost.task
     packs = middle + ramps * parts.size
     columns = np.arange(max(int(packs.max(initial=0)) + 1, parts.size))

@@ -25,9 +25,10 @@ def ramp(stages: int) -> Floats:
 def ramp_wait(stages: int) -> float:
     """How many full packs a pipeline with ramps ends later than its work, by the walk: stages - 1 without ramps."""
     parts = ramp(stages)
-    took = [*parts[::2].tolist(), *[1.0] * stages, *parts[::-2].tolist()]
+    took: list[float] = [*parts[::2].tolist(), *[1.0] * stages, *parts[::-2].tolist()]
     tasks = [Task(i, "pack", (0,), (), seconds) for i, seconds in enumerate(took)]
-    return ordered(even_pipelines(1, stages), tasks).seconds - sum(took)
+    end: float = ordered(even_pipelines(1, stages), tasks).seconds
+    return end - sum(took)
 
 
 def even_pipelines(replicas: int, stages: int) -> Layout:

@@ -80,9 +80,12 @@ def evaluations(run: Run) -> dict[int, float]:
 
 
 def test_a_run_that_loses_a_worker_evaluates_as_one_replica_that_nothing_disturbs(one, two):
-    losses = evaluations(one)
+    """The loss may break off one evaluation: that of the last step of its world."""
+    losses, found = evaluations(one), evaluations(two)
     assert list(losses) == list(range(EVERY - 1, STEPS, EVERY))
-    assert evaluations(two) == pytest.approx(losses, rel=1e-5)
+    last = min(step for step, line in two.steps().items() if line["worldGeneration"] == 2) - 1
+    assert losses.keys() - found.keys() <= {last}
+    assert found == pytest.approx({step: losses[step] for step in found}, rel=1e-5)
     assert losses[STEPS - 1] < losses[EVERY - 1]
     assert {line["evaluation_tokens"] for line in one.steps().values()} == {0, 3000}
     assert "  held-out " in one.output

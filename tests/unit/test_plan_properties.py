@@ -38,7 +38,8 @@ def test_any_step_is_covered_once_within_capacity_and_without_a_hang(step: tuple
     lengths, numbers = step
     placement = planned("makespan", lengths, **numbers)
     assert faults_of(placement, lengths, numbers) == []
-    for task in (t for t in placement.tasks if t.kind == "ring"):
+    alone = (t for t in placement.tasks if t.kind == "ring" and len({s.sequence for s in t.slices}) == 1)
+    for task in alone:
         found = [(s.replica, s.start, s.stop) for s in task.slices]
         assert found == reference.ring_slices(lengths[task.slices[0].sequence], task.replicas)
 

@@ -184,7 +184,7 @@ def test_unequal_replicas_exchange_what_all_of_their_devices_have() -> None:
      (8, "head groups of 8 do not divide its 4 replicas"), (4, "head groups of 4 do not divide the 2 key heads of a device")],
 )  # fmt: skip
 def test_a_ring_whose_groups_or_heads_are_uneven_is_refused(size: int, says: str) -> None:
-    placement, lengths, layout = planned("Ulysses")
+    placement, lengths, layout = planned("Ulysses", "ByteScale")
     ring = next(t for t in placement.tasks if t.kind == "ring" and len(t.replicas) == 4)
 
     def faults(size: int, heads: int) -> list[str]:
@@ -196,7 +196,7 @@ def test_a_ring_whose_groups_or_heads_are_uneven_is_refused(size: int, says: str
 
 
 def test_a_pack_that_would_exchange_heads_is_refused() -> None:
-    placement, lengths, layout = planned("Ring")
+    placement, lengths, layout = planned("Ring", "ByteScale")
     pack = next(t for t in placement.tasks if t.kind == "pack")
     tasks = tuple(replace(t, ulysses=2) if t.index == pack.index else t for t in placement.tasks)
     (fault,) = validate(replace(placement, tasks=tasks), lengths, layout, 64, 8, 8)

@@ -34,8 +34,8 @@ def settings(**more: object) -> ParallelConfig:
 
 @pytest.mark.parametrize(("balance", "most"), [("Makespan", 1), ("Naive", 1), ("Static", 4)])
 def test_a_step_comes_with_operations_and_only_a_mesh_has_rings_of_several_sequences(balance: str, most: int) -> None:
-    placement = plan_step([4000, 1500, 30, 1024, 7], layout_of(4), settings(balance=balance), MODEL)
-    assert len(placement.operations) == 4
+    placement = plan_step([4000, 1500, 30, 1024, 7], layout_of(12), settings(balance=balance), MODEL)
+    assert len(placement.operations) == 12
     assert max(len({s.sequence for s in t.slices}) for t in placement.tasks if t.kind == "ring") == most
     assert placement.balance == balance.lower()
 

@@ -18,6 +18,7 @@ from coxswain.plan.makespan.columns import are_few, place_columns
 from coxswain.plan.makespan.dealing import by_kind
 from coxswain.plan.makespan.degrees import degrees_by, ring_seconds
 from coxswain.plan.makespan.loads import Ints
+from coxswain.plan.makespan.meshes import or_mesh
 from coxswain.plan.makespan.nested import block_sizes, place_nested
 from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins, water_level
 from coxswain.plan.makespan.rings import RingSchedule, place_rings
@@ -63,6 +64,10 @@ class Trial:
 
 def makespan(problem: Problem) -> list[Draft]:
     """Plans one step. Where speeds differ, in several ways; and never slower than a plan that knows of no speeds."""
+    return or_mesh(problem, _sought(problem))
+
+
+def _sought(problem: Problem) -> list[Draft]:
     if (problem.speeds == problem.speeds[0]).all():
         return _planned(problem)
     flat = _planned(replace(problem, speeds=np.ones(problem.replicas)))

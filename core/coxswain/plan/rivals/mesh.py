@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import numpy as np
 
 from coxswain.errors import Refused
@@ -26,16 +24,3 @@ def mesh(problem: Problem) -> list[tuple[int, ...]]:
 def _least_divisor(least: int, total: int) -> int:
     """Returns the least degree that divides the replicas, as a mesh must."""
     return next(d for d in range(least, total + 1) if total % d == 0)
-
-
-def next_fit(lengths: Sequence[int], sequences: Iterable[int], capacity: int) -> list[tuple[int, ...]]:
-    """Fills packs of at most `capacity` tokens in the order given."""
-    packs: list[list[int]] = []
-    room = 0
-    for i in sequences:
-        if lengths[i] > room:
-            packs.append([])
-            room = capacity
-        packs[-1].append(i)
-        room -= lengths[i]
-    return [tuple(pack) for pack in packs]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from coxswain.plan.fit import next_fit
 from coxswain.plan.problem import Draft, Problem
-from coxswain.plan.rivals.mesh import mesh, next_fit
+from coxswain.plan.rivals.mesh import mesh
 
 
 def static(problem: Problem) -> list[Draft]:

@@ -19,8 +19,8 @@ from heapq import heappush, heapreplace
 from operator import attrgetter
 
 from coxswain.errors import Refused
+from coxswain.plan.fit import next_fit
 from coxswain.plan.problem import Draft, Problem
-from coxswain.plan.rivals.mesh import next_fit
 
 SLACK = 0.05
 BUCKET = 1.1  # times its share of the work: a bucket closes

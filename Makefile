@@ -131,8 +131,8 @@ bench-strategy: .venv/.ready  ## layouts for the published settings of FlexSP an
 bench-coordinator: .venv/.ready  ## a coordinator under 1,024 simulated ranks over HTTP: its CPU, bytes of plan, lag (three minutes)
 	@$(BIN)/python -m bench.coordinator
 
-bench-hdp: .venv/.ready  ## static, naive, bytescale, flexsp and makespan on four real replicas and real text, as root (six minutes)
-	@$(BIN)/python -m bench.hdp_cpu --rounds 2 --steps 8 --capacity 512 --longest 2048 --tokens 6144 --profile-seconds 30
+bench-hdp: .venv/.ready  ## static, naive, bytescale, flexsp and makespan on four real replicas and real text, as root (ten minutes)
+	@$(BIN)/python -m bench.hdp_cpu --rounds 2 --steps 8 --capacity 1024 --longest 2048 --tokens 16384 --profile-seconds 30
 
 bench-recovery: .venv/.ready  ## how long training stands still after a SIGKILL to a process of each kind
 	@$(BIN)/python -m bench.recovery

@@ -81,12 +81,17 @@ def held_boxes(names: Sequence[str], devices: Sequence[int], holdings: Iterable[
     parts = []
     for device, mine in zip(devices, kept, strict=True):
         if id(mine) not in known:
-            found = boxes_of(names, [(0, (h.box for h in mine))])
+            found = boxes_of(names, [(device, (h.box for h in mine))])
             known[id(mine)] = np.stack([found.name, found.device, found.first, found.last, found.left, found.right])
         rows = known[id(mine)].copy()
         rows[1] = device
         parts.append(rows)
-    return Boxes(tuple(names), *(np.concatenate(parts, axis=1) if parts else np.zeros((6, 0), dtype=np.int64)))
+    return Boxes(tuple(names), *_joined(parts, 6))
+
+
+def _joined(parts: Sequence[Ints], columns: int) -> Ints:
+    """Tables of so many columns, one behind the other; of none an empty one."""
+    return np.concatenate([np.zeros((columns, 0), dtype=np.int64), *parts], axis=1)
 
 
 def _sides(box: Box) -> tuple[int, int, int, int]:
@@ -106,14 +111,15 @@ class Links:
         """How long a message keeps the slower of its two links."""
         slower = np.minimum(self.between[sender], self.between[receiver])
         near = self.node[sender] == self.node[receiver]
-        found: Seconds = np.asarray(size, dtype=np.float64) / np.where(near, self.inside, slower)
+        found: Seconds = size / np.where(near, self.inside, slower)
         return found
 
 
 def transfers(
     have: Boxes, need: Boxes, links: Links, element: int, busy: Seconds | None = None, *, stored: bool = False
 ) -> Transfers:
-    """What moves; `element` bytes each. `busy`: seconds that each device sends already; grows by what is added.
+    """What moves; `element` bytes each. `links`: of every device that a box names. `busy`: seconds that each device sends
+    already; grows by what is added.
 
     What no device holds comes from the checkpoint (sender STORE) if it is `stored`; else raises ValueError.
     """
@@ -122,14 +128,14 @@ def transfers(
     parts = [
         _column_moves(column, links, element, load)
         for name in range(len(need.names))
-        for column in _columns(name, theirs[name], mine[name], None if stored else need.names)
+        for column in _columns(name, theirs[name], mine[name], links.node.size, None if stored else need.names)
     ]
-    return Transfers(*(np.concatenate(parts, axis=1) if parts else np.zeros((7, 0), dtype=np.int64)))
+    return Transfers(*_joined(parts, 7))
 
 
 def _by_name(boxes: Boxes) -> list[Ints]:
     """Rows (device, first, last, left, right) of each name."""
-    order = np.argsort(boxes.name, kind="stable")
+    order = np.argsort(boxes.name)  # the order of equals does not matter: cells are sorted
     table = np.stack([boxes.device, boxes.first, boxes.last, boxes.left, boxes.right])[:, order]
     return np.split(table, np.searchsorted(boxes.name[order], np.arange(1, len(boxes.names))), axis=1)
 
@@ -146,7 +152,7 @@ class Column:
     lacking: Ints  # (cell, device), by cell
 
 
-def _columns(name: int, have: Ints, need: Ints, names: Sequence[str] | None) -> Iterator[Column]:
+def _columns(name: int, have: Ints, need: Ints, devices: int, names: Sequence[str] | None) -> Iterator[Column]:
     for left, right in pairwise(np.unique(np.concatenate([have[3:].ravel(), need[3:].ravel()])).tolist()):
         old, new = (rows[:, (rows[3] <= left) & (rows[4] >= right)] for rows in (have, need))
         edges = np.unique(np.concatenate([old[1:3].ravel(), new[1:3].ravel()]))
@@ -155,7 +161,6 @@ def _columns(name: int, have: Ints, need: Ints, names: Sequence[str] | None) -> 
         if missing.size and names:
             rows = f"rows {edges[missing[0]]} to {edges[missing[0] + 1]}"
             raise ValueError(f"{names[name]}: no device holds {rows}, columns {left} to {right}")
-        devices = 1 + max(held[1].max(initial=0), wanted[1].max(initial=0))
         lacking = wanted[:, ~np.isin(wanted[0] * devices + wanted[1], held[0] * devices + held[1])]
         if lacking.size:
             yield Column(name, left, right, edges, held, lacking)
@@ -165,8 +170,7 @@ def _expanded(rows: Ints, edges: Ints) -> Ints:
     """(cell, device) of every cell in every box, by cell."""
     start, stop = np.searchsorted(edges, rows[1]), np.searchsorted(edges, rows[2])
     counts = stop - start
-    ends = np.cumsum(counts)
-    cell = np.arange(ends[-1] if ends.size else 0) - np.repeat(ends - counts - start, counts)
+    cell = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - start, counts)
     pairs = np.stack([cell, np.repeat(rows[0], counts)])
     found: Ints = pairs[:, np.lexsort((pairs[1], pairs[0]))]
     return found
@@ -180,12 +184,12 @@ def shared(held: Boxes) -> Boxes:
             mine = rows[:, (rows[3] <= left) & (rows[4] >= right)]
             edges = np.unique(mine[1:3].ravel())
             cell, device = _expanded(mine, edges)
-            count, turn = np.bincount(cell, minlength=edges.size)[cell], _turns(cell)
+            count, turn = np.bincount(cell)[cell], _turns(cell)
             start, height = edges[cell], (edges[1:] - edges[:-1])[cell]
             first, last = start + height * turn // count, start + height * (turn + 1) // count
             sides = np.full_like(cell, left), np.full_like(cell, right)
             parts.append(np.stack([np.full_like(cell, name), device, first, last, *sides])[:, last > first])
-    return Boxes(held.names, *(np.concatenate(parts, axis=1) if parts else np.zeros((6, 0), dtype=np.int64)))
+    return Boxes(held.names, *_joined(parts, 6))
 
 
 def _column_moves(column: Column, links: Links, element: int, load: Seconds) -> Ints:
@@ -263,16 +267,15 @@ def traffic(moves: Sequence[tuple[Transfers, Boxes, Boxes, int]], links: Links) 
         np.add.at(alone, list_.receiver, size / np.where(near, links.inside, links.between[list_.receiver]))
         least += least_bytes(have, need, element)
     busiest = max(out.max(), into.max())
-    bound = max(alone.max(), alone.sum() / devices)
     most = int(sent.max()), int(received.max())
-    return Traffic(int(sent.sum()) + stored, stored, least, *most, float(busiest), float(bound))
+    return Traffic(int(sent.sum()) + stored, stored, least, *most, float(busiest), float(alone.max()))
 
 
 def least_bytes(have: Boxes, need: Boxes, element: int) -> int:
     """Of what devices need and do not hold: each box that is needed, less what it has in common with boxes held there."""
     tensors = len(need.names)
     key, wanted = have.device * tensors + have.name, need.device * tensors + need.name
-    order = np.argsort(key, kind="stable")
+    order = np.argsort(key)
     begin, end = np.searchsorted(key[order], wanted), np.searchsorted(key[order], wanted, side="right")
     mine = np.repeat(np.arange(wanted.size), end - begin)
     theirs = order[np.arange(mine.size) - np.repeat(np.cumsum(end - begin) - end, end - begin)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
 from math import prod
 from random import Random
 
@@ -18,6 +21,7 @@ from coxswain.transfers import (
     Boxes,
     Links,
     Traffic,
+    Transfers,
     boxes_of,
     held_boxes,
     least_bytes,
@@ -83,6 +87,54 @@ def test_the_bytes_are_the_least_that_can_move(seed: int) -> None:
     assert found.seconds >= found.bound_seconds
 
 
+def traffic_of(moves: Sequence[tuple[Transfers, Boxes, Boxes, int]], links: Links) -> Traffic:
+    """By loops."""
+    devices, stored, least = range(links.node.size), 0, 0
+    sent, received, out, into, alone = ([0] * len(devices) for _ in range(5))
+    for found, have, need, element in moves:
+        for elements, sender, receiver in zip(found.elements.tolist(), found.sender, found.receiver, strict=True):
+            size = elements * element
+            if sender == STORE:
+                stored += size
+                continue
+            near = links.node[sender] == links.node[receiver]
+            sent[sender] += size
+            received[receiver] += size
+            out[sender] += size / (links.inside if near else min(links.between[sender], links.between[receiver]))
+            into[receiver] += size / (links.inside if near else min(links.between[sender], links.between[receiver]))
+            alone[receiver] += size / (links.inside if near else links.between[receiver])
+        for name, device in product(range(len(SHAPES)), devices):
+            lacks = (painted(need, name, device) > 0) & (painted(have, name, device) == 0)
+            least += int(lacks.sum()) * element
+    total = sum(sent) + stored
+    return Traffic(total, stored, least, max(sent), max(received), max(*out, *into), max(alone))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lists_that_move_together_count_what_each_device_sends_and_receives(seed: int) -> None:
+    random = Random(seed)
+    uneven = Links(links().node, 10.0, np.array([1.0, 0.5, 2.0, 1.0, 0.25, 1.0]))
+    busy = np.zeros(DEVICES)
+    moves = []
+    for element in (4, 12):
+        have, need = random_boxes(random, 0.6), random_boxes(random)
+        moves.append((transfers(have, need, uneven, element, busy=busy, stored=True), have, need, element))
+    assert asdict(traffic(moves, uneven)) == pytest.approx(asdict(traffic_of(moves, uneven)))
+    spent = [0.0] * DEVICES
+    for found, *_, element in moves:
+        living = found.only(found.sender != STORE)
+        seconds = uneven.seconds(living.elements * element, living.sender, living.receiver)
+        for sender, each in zip(living.sender, seconds, strict=True):
+            spent[sender] += each
+    assert busy.tolist() == pytest.approx(spent)
+
+
+def test_bytes_are_counted_exactly_beyond_what_a_float_can_hold() -> None:
+    have, need = (boxes_of(list(SHAPES), [(device, [Box("b", (0,), (1,))])]) for device in (0, 1))
+    found = traffic([(transfers(have, need, links(), 2**53 + 1), have, need, 2**53 + 1)], links())
+    assert found.most_sent == found.most_received == found.least_bytes == 2**53 + 1
+
+
 def whole(device: int, name: str = "b") -> tuple[int, list[Box]]:
     return device, [Box(name, (0,) * len(SHAPES[name]), SHAPES[name])]
 
@@ -137,6 +189,31 @@ def test_a_box_that_one_device_holds_and_another_needs_moves_in_one_piece() -> N
     assert [column.tolist() for column in (moves.first, moves.last, moves.left, moves.right)] == [[0], [5], [0], [8]]
 
 
+def test_a_box_that_begins_beyond_the_first_column_is_not_cut_at_a_row_of_that_number() -> None:
+    box = Box("a", (0, 3), (5, 5))
+    have, need = (boxes_of(list(SHAPES), [(device, [box])]) for device in (0, 1))
+    moves = transfers(have, need, links(), 4)
+    assert [column.tolist() for column in (moves.first, moves.last, moves.left, moves.right)] == [[0], [5], [3], [8]]
+    assert shared(have).elements.tolist() == [25]
+
+
+def test_receivers_of_a_node_take_turns_among_its_own_holders() -> None:
+    node = np.array([0, 0, 1, 1, 1, 1])
+    have, need = (boxes_of(list(SHAPES), [whole(d) for d in part]) for part in ((0, 1, 2), (3, 4, 5)))
+    assert transfers(have, need, Links(node, 10.0, np.full(6, 1.0)), 4).sender.tolist() == [2, 2, 2]
+
+
+def test_without_holders_all_comes_from_the_checkpoint_and_without_needs_nothing_moves() -> None:
+    names, nothing = list(SHAPES), boxes_of(list(SHAPES), [])
+    need = boxes_of(names, [whole(3)])
+    moves = transfers(nothing, need, links(), 4, stored=True)
+    assert (moves.sender.tolist(), moves.receiver.tolist(), moves.elements.tolist()) == ([STORE], [3], [20])
+    assert transfers(need, nothing, links(), 4).name.size == 0
+    for empty in (nothing, shared(nothing), held_boxes(names, [], []), shared(held_boxes([], [], []))):
+        assert [each.dtype for each in (empty.name, empty.device, empty.first, empty.right)] == [np.int64] * 4
+        assert empty.elements.tolist() == []
+
+
 def test_where_nothing_is_lacking_nothing_moves_and_it_takes_no_time() -> None:
     have = boxes_of(list(SHAPES), [whole(0), whole(1)])
     moves = transfers(have, have, links(), 4)
@@ -152,6 +229,11 @@ def test_owners_of_equal_parts_own_rows_in_the_order_of_their_numbers() -> None:
     """So many that a sort which keeps no order among equals would mix them up."""
     owned = shared(boxes_of(["r"], [(device, [Box("r", (0,), (800,))]) for device in range(400)]))
     assert dict(zip(owned.device.tolist(), owned.first.tolist(), strict=True)) == {d: 2 * d for d in range(400)}
+
+
+def test_owners_are_in_the_order_of_their_numbers_however_they_are_listed() -> None:
+    owned = shared(boxes_of(["r"], [(device, [Box("r", (0,), (8,))]) for device in (3, 1, 2, 0)]))
+    assert dict(zip(owned.device.tolist(), owned.first.tolist(), strict=True)) == {0: 0, 1: 2, 2: 4, 3: 6}
 
 
 def layout_boxes(layout: Layout) -> Boxes:

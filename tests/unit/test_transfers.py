@@ -20,6 +20,7 @@ from coxswain.transfers import (
     STORE,
     Boxes,
     Links,
+    Seconds,
     Traffic,
     Transfers,
     boxes_of,
@@ -114,7 +115,7 @@ def traffic_of(moves: Sequence[tuple[Transfers, Boxes, Boxes, int]], links: Link
 def test_lists_that_move_together_count_what_each_device_sends_and_receives(seed: int) -> None:
     random = Random(seed)
     uneven = Links(links().node, 10.0, np.array([1.0, 0.5, 2.0, 1.0, 0.25, 1.0]))
-    busy = np.zeros(DEVICES)
+    busy: Seconds = np.zeros(DEVICES)
     moves = []
     for element in (4, 12):
         have, need = random_boxes(random, 0.6), random_boxes(random)

@@ -7,6 +7,7 @@ handicap, and nodes stay sorted as they fill.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -173,15 +174,41 @@ class ReplicaLoads:
     def first_free(self) -> float:
         return float(np.minimum.reduce(self.loads))
 
-    def starts(self, seconds: float) -> Starts:
-        """Returns the earliest starts of rings of 1, 2, ... members of a node, and of more and more whole nodes."""
-        return self._starts(_first(self.rows), self.first_of(WHOLE))
+    def starts(self, seconds: float) -> Iterator[Starts]:
+        """The earliest starts of rings of 1, 2, ... members of a node, then of more and more whole nodes."""
+        yield Starts(np.arange(1, self.size + 1), _first(self.rows))
+        if self._widths:
+            yield self._of_nodes(self.first_of(WHOLE))
 
-    def _starts(self, first: Floats, whole: Floats) -> Starts:
+    def _of_nodes(self, whole: Floats) -> Starts:
         tables = _tables(whole, whole.size)
-        degrees = [*range(1, self.size + 1), *(runs.degree for runs in self._widths)]
-        seconds = [*first.min(axis=1).tolist(), *(float(runs.free(tables).min()) for runs in self._widths)]
-        return Starts(np.array(degrees), np.array(seconds))
+        if self._edges is None:
+            seconds = np.array([float(runs.free(tables).min()) for runs in self._widths])
+        else:
+            left, right, begins = self._edges
+            flat = np.concatenate(tables)
+            seconds = np.minimum.reduceat(np.maximum(flat[left], flat[right]), begins)
+        return Starts(self._degrees, seconds)
+
+    @cached_property
+    def _degrees(self) -> Ints:
+        return np.array([runs.degree for runs in self._widths])
+
+    @cached_property
+    def _edges(self) -> tuple[Ints, Ints, Ints] | None:
+        """Where `_tables`, one behind the other, have both halves of each run of each width; and where the next width begins.
+
+        None where nodes differ in size.
+        """
+        if not all(runs.width for runs in self._widths):
+            return None
+        nodes = self.counts.size
+        tables = np.cumsum([0, *(nodes + 1 - (1 << k) for k in range(nodes.bit_length()))])
+        levels = [runs.width.bit_length() - 1 for runs in self._widths]
+        left = [tables[k] + np.arange(runs.stops.size) for k, runs in zip(levels, self._widths, strict=True)]
+        right = [each + runs.width - (1 << k) for each, k, runs in zip(left, levels, self._widths, strict=True)]
+        begins = np.cumsum([0, *(each.size for each in left[:-1])])
+        return np.concatenate(left), np.concatenate(right), begins
 
 
 class UnevenReplicaLoads(ReplicaLoads):
@@ -213,9 +240,11 @@ class UnevenReplicaLoads(ReplicaLoads):
         slowest = float(self.slowness[seats.places].max())
         return seats.start + seconds * (1 / self.usual + slowest)
 
-    def starts(self, seconds: float) -> Starts:
+    def starts(self, seconds: float) -> Iterator[Starts]:
         keys = self._keys(seconds)
-        return self._starts(_first(keys), _whole(keys, self.counts))
+        yield Starts(np.arange(1, self.size + 1), _first(keys))
+        if self._widths:
+            yield self._of_nodes(_whole(keys, self.counts))
 
 
 def replica_loads(problem: Problem) -> ReplicaLoads:
@@ -224,13 +253,13 @@ def replica_loads(problem: Problem) -> ReplicaLoads:
 
 
 def _first(rows: Floats) -> Floats:
-    """Returns per degree and node when the first of all windows of so many neighbours is free."""
+    """Returns per degree when the first of all windows of so many neighbours in a node is free."""
     columns = np.ascontiguousarray(rows.T)
-    window, found = columns, [columns.min(axis=0)]
+    window, found = columns, [np.minimum.reduce(columns, axis=None)]
     for width in range(1, columns.shape[0]):
         window = np.maximum(window[:-1], columns[width:])
-        found.append(window.min(axis=0))
-    return np.stack(found)
+        found.append(np.minimum.reduce(window, axis=None))
+    return np.array(found)
 
 
 def _first_at(rows: Floats, degree: int) -> Floats:

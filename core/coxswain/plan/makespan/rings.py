@@ -25,6 +25,18 @@ class Ring(NamedTuple):
     start: float
 
 
+class Need(NamedTuple):
+    """A sequence that becomes a ring: the degree that it shall have, and seconds at speed 1.
+
+    `inside`: those of degrees 1, 2, ... in a node.
+    """
+
+    length: int
+    degree: int
+    seconds: float
+    inside: Floats
+
+
 @dataclass(frozen=True, slots=True)
 class Gaps:
     """Times in which replicas wait for a ring to start."""
@@ -79,8 +91,10 @@ def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float,
     seconds = ring_seconds(problem, lengths, degrees)
     loads = replica_loads(problem)
     rings = Rings(loads.line)
+    inside = ring_seconds(problem, lengths[:, None], np.arange(1, loads.size + 1))
     for k in np.lexsort((sequences, -degrees, -seconds)).tolist():
-        seats, stop = _place(problem, loads, int(lengths[k]), int(degrees[k]), float(seconds[k]), target)
+        need = Need(int(lengths[k]), int(degrees[k]), float(seconds[k]), inside[k])
+        seats, stop = _place(problem, loads, need, target)
         if stop >= give_up:
             return None
         rings.add(int(sequences[k]), seats)
@@ -88,16 +102,14 @@ def place_rings(problem: Problem, sequences: Ints, degrees: Ints, target: float,
     return rings.schedule(loads.of(np.arange(problem.replicas)))
 
 
-def _place(
-    problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float, target: float
-) -> tuple[Seats, float]:
+def _place(problem: Problem, loads: ReplicaLoads, need: Need, target: float) -> tuple[Seats, float]:
     """Returns the members, and when the ring ends on them."""
-    seats, stop = _chosen(problem, loads, length, degree, seconds)
+    seats, stop = _chosen(problem, loads, need.length, need.degree, need.seconds)
     if stop <= SLACK * target or loads.first_free() >= target:
         return seats, stop
-    wider, shorter = _widen(problem, loads, length, degree, seconds, target)
-    if wider > degree:
-        other, other_stop = _chosen(problem, loads, length, wider, shorter)
+    wider, shorter = _widen(problem, loads, need, target)
+    if wider > need.degree:
+        other, other_stop = _chosen(problem, loads, need.length, wider, shorter)
         if other_stop < stop:
             return other, other_stop
     return seats, stop
@@ -111,20 +123,21 @@ def _chosen(problem: Problem, loads: ReplicaLoads, length: int, degree: int, sec
     return seats, loads.end(seats, seconds)
 
 
-def _widen(
-    problem: Problem, loads: ReplicaLoads, length: int, degree: int, seconds: float, target: float
-) -> tuple[int, float]:
-    """Returns the least greater degree that ends by the target, else the one that ends first.
+def _widen(problem: Problem, loads: ReplicaLoads, need: Need, target: float) -> tuple[int, float]:
+    """Returns the least greater degree that ends by the target, else the one that ends first; and its seconds.
 
-    Candidates lie within a node or are whole nodes.
+    Candidates lie within a node or are whole nodes. These are looked at where none of those ends by the target.
     """
-    degrees, starts = loads.starts(seconds)
-    possible = (degrees > degree) & (degrees <= problem.max_degree) & np.isfinite(starts)
-    if not possible.any():
-        return degree, seconds
-    degrees, starts = degrees[possible], starts[possible]
-    took = ring_seconds(problem, np.full_like(degrees, length), degrees)
-    ends = starts + took / loads.usual
-    good = ends <= target
-    best = int(good.argmax()) if good.any() else int(ends.argmin())
-    return int(degrees[best]), float(took[best])
+    best, found, shorter = np.inf, need.degree, need.seconds
+    for degrees, starts in loads.starts(need.seconds):
+        in_node = degrees[0] == 1
+        took = need.inside if in_node else ring_seconds(problem, np.full_like(degrees, need.length), degrees)
+        possible = (degrees > need.degree) & (degrees <= problem.max_degree)
+        ends = np.where(possible, starts + took / loads.usual, np.inf)
+        good = ends <= target
+        k = int(good.argmax()) if good.any() else int(ends.argmin())
+        if ends[k] < best:
+            best, found, shorter = ends[k], int(degrees[k]), float(took[k])
+        if best <= target:
+            break
+    return found, shorter

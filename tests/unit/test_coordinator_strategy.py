@@ -18,6 +18,7 @@ from coxswain.config import (
     ReplicaShape,
     StageShape,
 )
+from coxswain.layout import Device, shaped_layout
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.plan.strategy.values import Alternative, Strategy
@@ -27,6 +28,7 @@ from coxswain_coordinator.planning import strategies
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.planning.strategies import Strategies
 from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.job_strategy import JobStrategy
 from coxswain_coordinator.world import survivors
 from coxswain_link.metrics import build
 from coxswain_link.store import open_store
@@ -138,7 +140,9 @@ async def test_a_recorded_layout_is_used_whatever_would_be_chosen_now(tmp_path: 
     log_of(job).claim_strategy(replace(found, author="before", strategy=replace(found.strategy, chosen=piped)))
     async with training(job) as lead:
         assert lead.state.session.record.layout.summary() == "1 x tp1pp2"
-        assert not [e for e in lead.state.events.latest() if e.reason == "StrategyChosen"]
+        assert len([e for e in lead.state.events.latest() if e.reason == "StrategyChosen"]) == 1, (
+            "the one that chose is gone"
+        )
         report = job_report(lead.state)
     assert report.strategy is not None
     assert report.strategy.chosen.summary == "1 x tp1pp2"
@@ -166,7 +170,23 @@ async def test_after_a_loss_the_event_and_the_report_name_a_strategy_only_if_the
         assert report.layout_summary == runs
         assert (report.strategy and report.strategy.chosen.summary) == (runs if runs == WHOLE.summary else None)
         assert chosen == [PIPES.summary, *([runs] if runs == WHOLE.summary else [])]
-        assert lead.state.strategy and lead.state.strategy.strategy.chosen == WHOLE, "it is recorded all the same"
+        record = lead.state.strategy.record
+        assert record and record.strategy.chosen == WHOLE, "it is recorded all the same"
+
+
+@pytest.mark.parametrize("mine", [True, False])
+@pytest.mark.parametrize("generation", [1, 2])
+def test_what_another_coordinator_chose_is_an_event_of_the_first_world_only(
+    tmp_path: Path, generation: int, mine: bool
+) -> None:
+    """A later world may have followed one with the same layout, which that coordinator announced."""
+    job, layout = auto(tmp_path), shaped_layout([Device(t, 0) for t in range(3)], WHOLE.replicas)
+    strategy = JobStrategy(job)
+    strategy.take(StrategyRecord(0, "one", (1,), "", Strategy(WHOLE)), mine)
+    assert strategy.announce(shaped_layout([Device(0, 0)], PIPES.replicas), generation) == "", "another layout"
+    first, again = strategy.announce(layout, generation), strategy.announce(layout, generation)
+    assert (bool(first), again) == (mine or generation == 1, "")
+    assert strategy.job.parallelism.layout == WHOLE.replicas != job.parallelism.layout
 
 
 async def test_plans_have_no_task_of_more_tokens_than_the_record_gives_its_kind(tmp_path: Path) -> None:
@@ -180,7 +200,7 @@ async def test_plans_have_no_task_of_more_tokens_than_the_record_gives_its_kind(
     async with training(job) as lead:
         assert lead.state.session is not None
         plans = lead.state.session.plans_from(0).plans
-        assert lead.state.ladder._job == lead.state.chosen_job != job
+        assert lead.state.ladder._job == lead.state.strategy.job != job
     tokens = [
         sum(s.stop - s.start for s in t.slices if s.replica == r) for p in plans for t in p.tasks for r in t.replicas
     ]

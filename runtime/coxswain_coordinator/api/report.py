@@ -62,7 +62,7 @@ def job_report(state: JobState) -> JobReport:
         evaluation_loss=evaluated.evaluation_loss if evaluated else None,
         evaluation_step=evaluated.step if evaluated else -1,
         step_seconds=seconds,
-        strategy=_strategy(state.strategy_in_use),
+        strategy=_strategy(state.strategy.used_by(state.session.world.layout if state.session else None)),
         stragglers=state.stragglers.reports,
         replace_node=state.ladder.request,
     )

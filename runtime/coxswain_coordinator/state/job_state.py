@@ -14,10 +14,9 @@ from coxswain.config import JobConfig
 from coxswain.cost.constants import device_memory, load_hardware
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
-from coxswain.layout import Layout, has_shapes
+from coxswain.layout import Layout
 from coxswain.membership.stream import used_up
 from coxswain.membership.values import MixRecord
-from coxswain.plan.strategy.values import described
 from coxswain.planlog import StrategyRecord
 from coxswain.wire import (
     Ack,
@@ -37,8 +36,10 @@ from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
 from coxswain_coordinator.index.progress import IndexProgress
 from coxswain_coordinator.state.changes import Changes
+from coxswain_coordinator.state.checkpoint_events import CheckpointEvents
 from coxswain_coordinator.state.event_log import EventLog
 from coxswain_coordinator.state.history import History
+from coxswain_coordinator.state.job_strategy import JobStrategy
 from coxswain_coordinator.state.notifier import Notifier, Topic
 from coxswain_coordinator.state.registry import Arrival, MemberRegistry, index_of
 from coxswain_coordinator.state.session import Session
@@ -54,9 +55,6 @@ from coxswain_link.garbage import Sweeps
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
 log = logging.getLogger(__name__)
-
-CHECKPOINT_EVENT_SECONDS = 60.0
-"""At least so far apart are two events of checkpoints."""
 
 MAX_FAILURES = 5
 """Worlds that may fail one after another without a new step, before the coordinator gives up."""
@@ -103,7 +101,7 @@ class JobState:
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
-        self._announced, self._unannounced = 0.0, 0  # the last event of a checkpoint, and checkpoints since then
+        self._checkpoint_events = CheckpointEvents(clock, self.record_event)
         self.session: Session | None = None
         self.leaving = set[str]()  # agents that make their workers leave a world that is over
         self.best = 0  # the highest step ever closed in this process, plus one
@@ -115,8 +113,7 @@ class JobState:
         self.capacity_shortage = ""  # why the registered trainers do not suffice
         self.config = ""  # name of the ConfigMap with `job`; empty: unknown
         self.changes = Changes(job.trainers)
-        self.strategy: StrategyRecord | None = None  # of mode Auto
-        self._unannounced_strategy = False
+        self.strategy = JobStrategy(job)
         self.sweeps = Sweeps()
         self.awaited_claim = ""  # another run's, on the same checkpoint.uri
 
@@ -205,26 +202,9 @@ class JobState:
         self.notifier.notify(Topic.ANY)
 
     def take_strategy(self, record: StrategyRecord, mine: bool) -> None:
-        """Records the layout of mode Auto. `mine`: this coordinator has chosen it; the first world that has it is an event."""
-        if record != self.strategy:
-            self._unannounced_strategy = mine
-        self.strategy = record
-        self.ladder.plan_for(self.chosen_job)
-
-    @property
-    def strategy_in_use(self) -> StrategyRecord | None:
-        """That of mode Auto, unless the world has another layout: replicas that a loss left whole, or the ladder's."""
-        found, session = self.strategy, self.session
-        other = found and session and not has_shapes(session.world.layout, found.strategy.chosen.replicas)
-        return None if other else found
-
-    @property
-    def chosen_job(self) -> JobConfig:
-        """The job; under mode Auto with the layout that was chosen."""
-        if self.strategy is None:
-            return self.job
-        parallel = replace(self.job.parallelism, layout=self.strategy.strategy.chosen.replicas)
-        return replace(self.job, parallelism=parallel)
+        """Records the layout of mode Auto. `mine`: this coordinator has chosen it."""
+        self.strategy.take(record, mine)
+        self.ladder.plan_for(self.strategy.job)
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -320,18 +300,8 @@ class JobState:
         session.mark_saved(manifest.step)
         self.metrics["coxswain_checkpoint_step"].set(manifest.step)
         self.metrics["coxswain_checkpoint_seconds"].observe(seconds)
-        self._announce(f"{manifest_key_of(manifest)}, {len(manifest.shards)} shards, {seconds:.1f} s")
+        self._checkpoint_events.announce(f"{manifest_key_of(manifest)}, {len(manifest.shards)} shards, {seconds:.1f} s")
         self.notifier.notify(Topic.ANY)
-
-    def _announce(self, saved: str) -> None:
-        """Every checkpoint is logged. At most one a minute is an event: each costs a write of the status."""
-        self._unannounced += 1
-        if 0 <= self.clock() - self._announced < CHECKPOINT_EVENT_SECONDS:
-            log.info("CheckpointSaved: %s", saved)
-            return
-        others = f"; {self._unannounced} checkpoints since the event before" if self._unannounced > 1 else ""
-        self.record_event("CheckpointSaved", saved + others)
-        self._announced, self._unannounced = self.clock(), 0
 
     def wait_for_capacity(self, short: str) -> None:
         """Records why the registered trainers do not suffice."""
@@ -360,9 +330,8 @@ class JobState:
         else:
             self.record_event("Resumed" if self.manifest else "GangStarted", summary)
         self.session, self.capacity_shortage = session, ""
-        if self._unannounced_strategy and (chosen := self.strategy_in_use):
-            self._unannounced_strategy = False
-            self.record_event("StrategyChosen", described(chosen.strategy))
+        if not adopted and (chosen := self.strategy.announce(record.layout, record.generation)):
+            self.record_event("StrategyChosen", chosen)
         self.leaving.clear()
         self.history.begin_at(session.book.open)
         nodes = [self.trainers.node(index) for index in range(len(session.world.trainers))]

@@ -168,7 +168,7 @@ class WorldManager:
         cursor = at_checkpoint(run.job, run.manifest).cursor
         record = await self._store_call(self._strategies.settle, run.job, vocabulary, devices, stream, cursor)
         run.take_strategy(record, record.author == self._author)
-        return run.chosen_job
+        return run.strategy.job
 
     # --- the state of the next world ----------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class WorldManager:
         run.enter_world(session, adopted)
 
     def _placer(self, record: Generation, vocabulary: int) -> Placer:
-        job = replace(self._state.chosen_job, model=replace(self._state.job.model, vocabulary=vocabulary))
+        job = replace(self._state.strategy.job, model=replace(self._state.job.model, vocabulary=vocabulary))
         seconds = self._state.metrics["coxswain_planner_seconds"]
 
         def place(lengths: list[int], speeds: Speeds) -> Placement:

@@ -1,0 +1,50 @@
+"""The layout that mode Auto has chosen for a job: what worlds have of it, and when that is an event."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from coxswain.config import JobConfig
+from coxswain.layout import Layout, has_shapes
+from coxswain.plan.strategy.values import described
+from coxswain.planlog import StrategyRecord
+
+FIRST_GENERATION = 1
+
+
+class JobStrategy:
+    """The newest record of the plan log; none in another mode."""
+
+    def __init__(self, job: JobConfig) -> None:
+        self._job = job
+        self._mine = False  # chosen by this coordinator
+        self._announced: StrategyRecord | None = None
+        self.record: StrategyRecord | None = None
+
+    def take(self, record: StrategyRecord, mine: bool) -> None:
+        self.record, self._mine = record, mine
+
+    @property
+    def job(self) -> JobConfig:
+        """The job; under mode Auto with the layout that was chosen."""
+        if self.record is None:
+            return self._job
+        parallel = replace(self._job.parallelism, layout=self.record.strategy.chosen.replicas)
+        return replace(self._job, parallelism=parallel)
+
+    def used_by(self, layout: Layout | None) -> StrategyRecord | None:
+        """The record, unless the world has another layout: replicas that a loss left whole, or the ladder's."""
+        found = self.record
+        return None if found and layout and not has_shapes(layout, found.strategy.chosen.replicas) else found
+
+    def announce(self, layout: Layout, generation: int) -> str:
+        """What event StrategyChosen says of a world that begins; empty: nothing.
+
+        The first world that has a layout is one. Of a record of another coordinator only the job's first world is: others may
+        have had it before.
+        """
+        found = self.used_by(layout)
+        if found is None or found == self._announced or not (self._mine or generation == FIRST_GENERATION):
+            return ""
+        self._announced = found
+        return described(found.strategy)

@@ -97,7 +97,8 @@ def _balances(result: Result) -> list[tuple[str, str, str, str]]:
     of = {name: mean(found["tokens/s"]) for name, found in result["figures"]["balances"].items()}
     ours = of.pop("Makespan")
     off = 100 * max(found["prediction off by"]["p50"] for found in result["figures"]["balances"].values())
-    what = f"↑ Tokens a second of four real replicas on long-tailed text (median error of a step's prediction: {off:.0f} % at most)"
+    error = f"median error of a step's prediction: {off:.0f} % at most"
+    what = f"↑ Tokens a second of four real replicas on long-tailed text ({error})"
     return [(what, f"{ours:,.0f}", ", ".join(f"{name} {each:,.0f}" for name, each in of.items()), "hdp-cpu")]
 
 

@@ -311,8 +311,11 @@ class JobState:
 
     # --- worlds -----------------------------------------------------------------------------------
 
-    def enter_world(self, session: Session, adopted: bool = False) -> None:
-        """Begins a new world or an adopted one. A requested stop stays requested."""
+    def enter_world(self, session: Session, adopted: bool = False, left: bool = False) -> None:
+        """Begins a new world or an adopted one. A requested stop stays requested.
+
+        `left`: some of its workers have left the adopted one, so no event says that it continues.
+        """
         self.log_steps(now=True)
         before, record, session.adopted = self.session, session.record, adopted
         self.changes.entered(record.layout)
@@ -325,9 +328,9 @@ class JobState:
             self.record_event("LayoutChanged", f"{before.lost}; {summary}")
         elif before is not None:
             self.record_event("WorkerRestarted", f"{before.lost}; {summary}", warning=True)
-        elif adopted:
+        elif adopted and not left:
             self.record_event("Resumed", f"{where} continues: its workers kept running without a coordinator")
-        else:
+        elif not adopted:
             self.record_event("Resumed" if self.manifest else "GangStarted", summary)
         self.session, self.capacity_shortage = session, ""
         if not adopted and (chosen := self.strategy.announce(record.layout, record.generation)):

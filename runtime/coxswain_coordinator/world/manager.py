@@ -243,12 +243,12 @@ class WorldManager:
             run.changes.size = record.size
         there = run.registry.present("trainer", 1 << 30)
         if all(m in there for m in members):
-            self._enter(record, members, adopted=True)
+            self._enter(record, members, adopted=True, left=not runs)
             if not runs:
                 run.leave_world("some of its workers left it while there was no coordinator")
         return True
 
-    def _enter(self, record: Generation, agents: list[Register], adopted: bool = False) -> None:
+    def _enter(self, record: Generation, agents: list[Register], adopted: bool = False, left: bool = False) -> None:
         run = self._state
         assert run.index_progress.index is not None
         ids = run.index_progress.index.vocabulary
@@ -259,7 +259,7 @@ class WorldManager:
         placer = self._placer(record, session.world.vocabulary)
         self.committer = Committer(run.job, self._log, self._mixes, self.stream, record, placer)
         self._waits.clear()
-        run.enter_world(session, adopted)
+        run.enter_world(session, adopted, left)
 
     def _placer(self, record: Generation, vocabulary: int) -> Placer:
         job = replace(self._state.strategy.job, model=replace(self._state.job.model, vocabulary=vocabulary))

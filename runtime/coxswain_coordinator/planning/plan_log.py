@@ -5,6 +5,7 @@ A lost create reads the winner.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -96,8 +97,13 @@ class PlanLog:
 
     def last_strategy(self) -> StrategyRecord | None:
         """The newest layout that mode Auto has chosen; None: none yet."""
-        last = self._last("log/strategies/", -1)
-        return self._read(strategy_key(last), StrategyRecord) if last >= 0 else None
+        return next(self.strategies(), None)
+
+    def strategies(self) -> Iterator[StrategyRecord]:
+        """The layouts that mode Auto has chosen, the newest first."""
+        for number in range(self._last("log/strategies/", -1), -1, -1):
+            if (record := self._read(strategy_key(number), StrategyRecord)) is not None:
+                yield record
 
     def claim_strategy(self, record: StrategyRecord) -> StrategyRecord:
         """The record of this number: this one, or another coordinator's."""

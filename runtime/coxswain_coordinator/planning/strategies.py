@@ -5,17 +5,21 @@ Blocking: runs in a thread.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from coxswain.config import JobConfig
+from coxswain.layout import Layout
 from coxswain.membership.stream import Stream
 from coxswain.membership.values import Cursor
 from coxswain.plan.strategy.choose import LEAST_TOKENS, choose
 from coxswain.plan.strategy.machine import asked, machine_of
 from coxswain.plan.strategy.values import STEPS, Machine
 from coxswain.planlog import StrategyRecord
+from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.planning.plan_log import PlanLog
 
 
@@ -42,6 +46,12 @@ class Strategies:
         if (claimed.devices, claimed.asked) == (devices, what):
             return claimed
         return self.settle(job, vocabulary, devices, stream, cursor)  # another coordinator chose for other devices
+
+    def behind(self, layout: Layout) -> StrategyRecord | None:
+        """The newest record for the devices of a world's layout; None: none. Chooses nothing."""
+        mine = Counter(device.trainer for device in devices_of(layout))
+        devices = tuple(mine[trainer] for trainer in sorted(mine))
+        return next((record for record in self._log.strategies() if record.devices == devices), None)
 
 
 def _machine(job: JobConfig, vocabulary: int, devices: tuple[int, ...]) -> Machine:

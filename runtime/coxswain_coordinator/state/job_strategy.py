@@ -12,6 +12,13 @@ from coxswain.planlog import StrategyRecord
 FIRST_GENERATION = 1
 
 
+def with_chosen(job: JobConfig, record: StrategyRecord | None) -> JobConfig:
+    """The job with the layout of this record; without a record as it is."""
+    if record is None:
+        return job
+    return replace(job, parallelism=replace(job.parallelism, layout=record.strategy.chosen.replicas))
+
+
 class JobStrategy:
     """The newest record of the plan log; none in another mode."""
 
@@ -27,10 +34,7 @@ class JobStrategy:
     @property
     def job(self) -> JobConfig:
         """The job; under mode Auto with the layout that was chosen."""
-        if self.record is None:
-            return self._job
-        parallel = replace(self._job.parallelism, layout=self.record.strategy.chosen.replicas)
-        return replace(self._job, parallelism=parallel)
+        return with_chosen(self._job, self.record)
 
     def used_by(self, layout: Layout | None) -> StrategyRecord | None:
         """The record, unless the world has another layout: replicas that a loss left whole, or the ladder's."""

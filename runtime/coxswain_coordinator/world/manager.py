@@ -27,6 +27,7 @@ from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.planning.solvers import Solvers
 from coxswain_coordinator.planning.strategies import Strategies
 from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.job_strategy import with_chosen
 from coxswain_coordinator.state.registry import index_of
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.world.formation import (
@@ -156,10 +157,14 @@ class WorldManager:
                 return layout
         return layouts[0]
 
+    @property
+    def _is_auto(self) -> bool:
+        return self._state.job.parallelism.mode == "Auto"
+
     async def _with_layout(self, agents: list[Register]) -> JobConfig:
         """The job; under mode Auto with the layout that was chosen for the agents' devices, or is chosen now."""
-        run, parallel = self._state, self._state.job.parallelism
-        if parallel.mode != "Auto":
+        run = self._state
+        if not self._is_auto:
             return run.job
         assert self.stream is not None
         assert run.index_progress.index is not None
@@ -196,7 +201,7 @@ class WorldManager:
     def change_fault(self, current: Layout) -> str:
         """Why the next world could not take its state from memory, so that the current one saves it first; empty: it can."""
         run = self._state
-        if run.job.parallelism.mode == "Auto" and not run.changes.why:
+        if self._is_auto and not run.changes.why:
             judged = device_memory(run.job.parallelism.hardware)
             return "mode Auto chooses a layout, which may not fit beside this one" if judged else ""
         layout = self._layout(run.job, run.registry.present("trainer", run.size))
@@ -232,7 +237,8 @@ class WorldManager:
         members = members_of(record, run.registry.present("trainer", 1 << 30))
         if not any(m.held or m.generation == record.generation for m in members):
             return False
-        job = await self._with_layout(members)
+        chosen = await self._store_call(self._strategies.behind, record.layout) if self._is_auto else None
+        job = with_chosen(run.job, chosen)
         runs = is_adoptable(record, job, members, run.index_progress.shares)
         if not runs and not (gathered and record.job == digest_of(job)):
             return False
@@ -243,6 +249,8 @@ class WorldManager:
             run.changes.size = record.size
         there = run.registry.present("trainer", 1 << 30)
         if all(m in there for m in members):
+            if chosen is not None:
+                run.take_strategy(chosen, chosen.author == self._author)
             self._enter(record, members, adopted=True, left=not runs)
             if not runs:
                 run.leave_world("some of its workers left it while there was no coordinator")

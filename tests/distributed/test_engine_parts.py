@@ -104,6 +104,21 @@ def test_a_step_settles_the_snapshot_before_it_changes_the_state_and_then_takes_
     assert share == 0.25
 
 
+def cut_short(world: ThreadWorld) -> list[bool]:
+    """Whether the model's weights count as whole before a step, and behind one whose gather an abort ends as if it were done."""
+    engine = training.engine_of(world, torch.float64)  # type: ignore[arg-type]
+    engine.initialise(training.SEED)
+    whole = [engine.live.weights is not None]
+    engine.before_update = lambda: setattr(world, "aborted", True)
+    with pytest.raises(RuntimeError, match="aborted"):
+        engine.step(training.work_of(STREAM, 0, random_plan(STREAM.lengths, 1, 0), 0), time.perf_counter())
+    return [*whole, engine.live.weights is not None]
+
+
+def test_weights_whose_gather_an_abort_cut_short_are_not_kept_for_the_next_world() -> None:
+    assert run_threads(1, cut_short) == [[True, False]]
+
+
 @pytest.mark.parametrize(("size", "fits"), [(8, True), (256, True), (4, False), (12, False), (264, False)])
 def test_heads_without_a_kernel_on_cuda_are_refused_with_the_field_to_change(size: int, fits: bool) -> None:
     """An engine that goes on asks its world, which there is none, for a tensor group."""

@@ -59,6 +59,7 @@ class ThreadWorld:
     ranks: int
     clock: DeviceClock = field(default_factory=DeviceClock)
     flat_ranks: int = FLAT_RANKS
+    aborted: bool = False
 
     def exchange(self, ranks: tuple[int, ...]) -> Member:
         return Member(self.mail, ranks, self.rank, self.clock)
@@ -84,6 +85,10 @@ class ThreadWorld:
 
     def scalars(self, mine: list[float]) -> list[list[float]]:
         return [row.tolist() for row in self._swap([torch.tensor(mine, dtype=torch.float64)] * self.ranks)]
+
+    def check(self) -> None:
+        if self.aborted:
+            raise RuntimeError("the world was aborted")
 
     def barrier(self) -> None:
         with self.clock.waiting():

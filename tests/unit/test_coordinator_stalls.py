@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from coxswain.layout import Device, Seat
-from coxswain.wire import DeliveredDigests
+from coxswain.wire import DeliveredDigests, Fault, WorkerExit
 from coxswain_coordinator.state.job_state import MAX_FAILURES, JobState
 from coxswain_coordinator.world.stalls import ARRIVAL, DATA, LONGEST, SILENCE, OpenStep, StallDetector, silent, stuck
 from coxswain_link.metrics import build
@@ -208,6 +210,39 @@ def test_worlds_that_hang_one_after_another_end_the_job_like_those_that_crash(tm
     assert state.fault.reason == "WorkerCrashLoop"
     assert state.fault.retryable
     assert "rank 1 on trainer-1 (node-b); the logs of the trainers have the stacks" in state.fault.message
+
+
+def on_hearsay(tmp_path: Path) -> JobState:
+    """The last world that may fail, lost by what a peer says."""
+    state = JobState(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
+    for _ in range(MAX_FAILURES - 1):
+        hang(state)
+    state.session = session(state.job)
+    state.fail_world("a worker of trainer-0 has lost its peers", hearsay=True)
+    assert (state.failures, state.fault) == (MAX_FAILURES, None)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "says"),
+    [(1, "WorkerCrashLoop", "rank 1 on trainer-1 ended: no memory"), (2, "BadModel", "no memory")],
+)
+def test_a_job_that_ends_by_its_failures_names_the_end_that_is_reported_behind_what_a_peer_says(
+    tmp_path: Path, code: int, reason: str, says: str
+) -> None:
+    state = on_hearsay(tmp_path)
+    state.add_exit(WorkerExit(state.generation, "trainer-1", 0, 1, code, Fault("BadModel", "no memory")))
+    assert state.fault is not None
+    assert (state.fault.reason, says in state.fault.message) == (reason, True)
+
+
+def test_a_job_that_ends_by_its_failures_waits_for_no_report_once_the_next_world_could_be_formed(
+    tmp_path: Path,
+) -> None:
+    state = on_hearsay(tmp_path)
+    assert state.judge_failures()
+    assert state.fault is not None
+    assert "last: a worker of trainer-0 has lost its peers" in state.fault.message
 
 
 def test_a_world_that_is_lost_already_or_has_saved_its_end_does_not_hang(tmp_path):

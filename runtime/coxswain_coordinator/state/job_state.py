@@ -380,9 +380,9 @@ class JobState:
         self.fail_world(f"{why}; the logs of the trainers have the stacks of their ranks")
 
     def fail_world(self, why: str, hearsay: bool = False) -> None:
-        """Marks the current world lost by a failure. Ends the job after `MAX_FAILURES` worlds in a row without a new step.
+        """Marks the current world lost by a failure. `MAX_FAILURES` worlds in a row without a new step end the job.
 
-        `hearsay`: a worker has lost a peer; the peer's own end may be reported later.
+        `hearsay`: a worker has lost a peer; the peer's own end may be reported later, and is the reason then.
         """
         session = self.session
         if session is None or session.saved_end:
@@ -390,18 +390,20 @@ class JobState:
         if session.lost:
             session.lost = why if session.hearsay else session.lost
             session.hearsay = session.hearsay and hearsay
-            return
-        self.mark_world_lost(why)
-        session.hearsay = hearsay
-        self.failures += 1
-        if self.failures >= MAX_FAILURES:
-            self.fail(
-                Fault(
-                    "WorkerCrashLoop",
-                    f"{self.failures} worlds failed one after another without a new step; last: {session.lost}",
-                    retryable=True,
-                )
-            )
+        else:
+            self.mark_world_lost(why)
+            session.hearsay = hearsay
+            self.failures += 1
+        if not session.hearsay:
+            self.judge_failures()
+
+    def judge_failures(self) -> bool:
+        """Whether so many worlds have failed that the job ends: by a reported end, or once the next world could be formed."""
+        if self.session is None or self.failures < MAX_FAILURES:
+            return False
+        said = f"{self.failures} worlds failed one after another without a new step; last: {self.session.lost}"
+        self.fail(Fault("WorkerCrashLoop", said, retryable=True))
+        return True
 
     def mark_world_lost(self, why: str) -> None:
         """Marks the current world lost; the driver replaces it once all trainers registered again.

@@ -87,6 +87,8 @@ class WorldManager:
         if run.session is None and newest and await self._take_over(newest, gathered):
             self._newest = None
             return True
+        if gathered and run.judge_failures():
+            return True
         return gathered and await self._create(newest.generation + 1 if newest else 1, present)
 
     async def _read_newest(self) -> Generation | None:

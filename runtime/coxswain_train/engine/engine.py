@@ -159,6 +159,14 @@ class Engine:
         """Sends the owned weights to every replica."""
         self.optimizer.all_gather()
         self.model.leave_out_empty_rows()
+        self._keep_weights()
+
+    def _keep_weights(self) -> None:
+        """The model's weights count as whole once all that was sent is there, in a world that stands. On a GPU an abort ends a
+        gather as if it were done; the next world then gathers them again."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        self._world.check()
         self.live.spread(self._weights())
 
     def _weights(self) -> dict[Box, torch.Tensor]:
@@ -183,7 +191,7 @@ class Engine:
         before, now = (list(all_holdings(self._specs, o, self._config.layers)) for o in (source.layout, self._layout))
         if change.spread(before, now, self._without_values(change.weights)):
             self.model.leave_out_empty_rows()
-            self.live.spread(self._weights())
+            self._keep_weights()
         else:
             self._spread()
         self.moved = change.moved
@@ -221,8 +229,8 @@ class Engine:
         self.before_update()
         self.live.update(self._optimizer_config, rate, self._matrices)
         self.optimizer.all_gather()
-        self.live.spread(self._weights())
         timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
+        self._keep_weights()
         updated, computing = time.perf_counter(), sum(t.stop - t.start - t.waited for t in timings)
         self._share.step()
         result = StepResult(

@@ -146,9 +146,10 @@ class TakeOver:
         mover.run(self._rounds(found, self._element), old_rooms, rooms)
         self.moved.ended("moves")
         fresh.agreed = None if held is None else held.agreed
-        live.prepared = fresh  # before this rank's vote: others may swap as soon as they have it
-        if mover.faults:
+        if mover.faults:  # what has arrived is never offered, also where an abort ends the vote
             log.warning("%s", mover.faults[0])
+        else:
+            live.prepared = fresh  # before this rank's vote: others may swap as soon as they have it
         votes = self._contents(0, fresh.own, fresh.copy, fault=bool(mover.faults))
         try:
             check_moved(total, votes, bool(target.copies.wards))

@@ -108,7 +108,7 @@ class ProcessGroups:
 
         gloo's waits raise by themselves. NCCL's kernels just end, and leave garbage: the step's vote reads the device, so
         whatever was cut short before it is discarded here, while no state has changed. What an abort spoils after the vote
-        are weights, which the next world gathers again from their owners.
+        are weights: the engine asks before it keeps them, and the next world gathers them again from their owners.
         """
         if self._is_aborted():
             raise RuntimeError("the world was aborted: what its collectives returned is discarded")

@@ -135,7 +135,7 @@ def killed(tmp_path_factory, corpus):
 
 def test_a_job_whose_cox_was_killed_is_not_running_and_its_pods_are_gone(killed):
     assert "small: not running" in killed.said
-    assert re.findall(rf"step +(\d+)(?:/{STEPS})?,", killed.said) == [str(killed.done)] * (killed.done > 0)
+    assert re.findall(rf"(?m)^ *step +(\d+)(?:/{STEPS})?,", killed.said) == [str(killed.done)] * (killed.done > 0)
     assert killed.said.count("gone, with its `cox run`") == PODS
     assert "Running" not in killed.said
     note("\n".join(killed.said.splitlines()[:2]))

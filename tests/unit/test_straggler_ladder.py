@@ -95,6 +95,19 @@ async def test_another_pod_brings_devices_that_are_well_and_the_whole_layout_bac
     assert j.asked[1][1].startswith("because of trainer-1 device 0: 2 x tp1pp1") and "standby" not in j.asked[1][1]
 
 
+async def test_a_device_that_is_well_again_before_its_world_has_changed_is_soon_taken_back(tmp_path):
+    """The layout was chosen for the speeds of the decision, whatever they are as its world begins."""
+    j = Job(tmp_path)
+    while not j.asked:
+        await j.run(1, changes=False)
+    j.slow = False
+    await j.run(1, changes=False)
+    j.ladder.leave()
+    j.enter(j.asked[0][0])
+    await j.run(40)
+    assert [layout.standby for layout, _ in j.asked] == [(SLOW,), ()]
+
+
 async def test_one_plan_is_made_at_a_time_and_steps_do_not_wait_for_it(tmp_path):
     j = Job(tmp_path, planner=nothing, held=asyncio.Event())
     await j.run(5)

@@ -61,9 +61,10 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A change that was requested. `before`, `gain`: seconds of a step."""
+    """A change that was requested. `speeds`: those that it was decided for. `before`, `gain`: seconds of a step."""
 
     layout: Layout
+    speeds: Speeds
     because: str
     before: float
     gain: float
@@ -124,8 +125,8 @@ class Ladder:
         self._since |= dict.fromkeys(lost - before.lost if before else lost, record.first_step)
         self._home = Home(record, world.vocabulary, {d: nodes[d.trainer] for d in here if nodes[d.trainer]}, lost)
         if before is None or before.record.layout != record.layout:
-            made = self._expected is not None and self._expected.layout == record.layout
-            self._planned, self._expected = (self.speeds, self._expected) if made else ({}, None)
+            made = self._expected if self._expected and self._expected.layout == record.layout else None
+            self._planned, self._expected = made.speeds if made else {}, made
             self._least_gain = 0.0 if lost and not made else LEAST_GAIN
         else:
             self._expected = None
@@ -248,7 +249,7 @@ class Ladder:
         self._remember(Change(self._step + 1, rung.kind, rung.devices))
         before = median(self._recent[-_RECENT:])
         because = self._words(rung.devices)
-        self._expected, self._leaving = Expected(rung.layout, because, before, rung.gain), True
+        self._expected, self._leaving = Expected(rung.layout, self.speeds, because, before, rung.gain), True
         self._request_layout(
             rung.layout,
             f"because of {because}: {rung.layout.summary()} is predicted to save {rung.gain:.3f} of {before:.3f} s of "

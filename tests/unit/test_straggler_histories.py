@@ -136,3 +136,16 @@ def test_a_device_that_is_well_again_recovers_though_it_pauses_in_every_fifth_st
         run.world.slow[FIRST] = 3.0 if number % 5 == 0 else 1.0
         report = run.step()
     assert not report.states.any()
+
+
+@pytest.mark.parametrize("slow_steps", [5, 12], ids=["a suspect", "a straggler"])
+def test_what_began_in_steps_that_are_done_again_began_with_the_first_of_them(slow_steps: int) -> None:
+    """A checkpoint is loaded: an onset in a step to come would delay what is done about the device until then."""
+    run = slowed(1.5)
+    for _ in range(slow_steps):
+        run.probed = run.probed if slow_steps == 12 else ()
+        run.step()
+    first, run.probed = 8, ()
+    run.detector, run.number = run.detector.moved(run.detector.places, first), first
+    report = run.steps(12)
+    assert confirmed(report) == [FIRST] and report.since[FIRST] == first

@@ -68,10 +68,12 @@ class Cluster:
         self.enter(agents(self.trainers))
 
     def enter(self, members) -> None:
+        """The next world begins with the next step."""
         self.generation += 1
         record = next_generation(self.job, self.generation, "me", members, (), at_checkpoint(self.job, None))
+        record = replace(record, first_step=self.step)
         self.world = world_of(record, members, 320)
-        self.watch.enter(record, self.world, [f"node-{n}" for n in range(len(members))], {})
+        self.watch.enter(record, self.world, [f"node-{n}" for n in range(len(record.trainers))], {})
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -253,6 +255,29 @@ def test_fewer_replicas_never_get_the_speeds_of_more(tmp_path):
     c.enter(agents(2))
     assert c.watch.speeds == (1.0, pytest.approx(0.5, rel=0.025))
     c.run(2)
+
+
+def test_a_straggler_has_the_place_of_its_seat_from_the_first_plan_of_a_world_on(tmp_path):
+    """Plans are committed before the first step is closed."""
+    c = slowed(tmp_path)
+    c.run(12)
+    c.trainers = 1
+    c.enter([agents(2)[1]])
+    c.watch.planned([plan_of(c.step, 1, c.watch.speeds)])
+    assert c.watch.reports[0].action.startswith("Rebalance: replica 0 is planned at speed 0.51 from step 32 on")
+
+
+@pytest.mark.parametrize("action", ["Warn", "Rebalance"])
+def test_no_straggler_is_reported_with_a_step_to_come_where_a_checkpoint_is_loaded(tmp_path, action):
+    c = slowed(tmp_path, action=action)
+    c.run(12)
+    c.watch.planned([plan_of(c.step, 4, c.watch.speeds)])
+    c.step = 8
+    c.enter(agents(4))
+    for _ in range(3):
+        (found,) = c.watch.reports
+        assert found.since_step == 8 and "step" not in found.action
+        c.run(1)
 
 
 def test_a_rank_without_a_report_has_no_figures_and_changes_nothing(tmp_path):

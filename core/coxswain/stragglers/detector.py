@@ -108,10 +108,11 @@ class Detector:
         """Of confirmed ranks, by rank; 1 of all others."""
         return np.where(self._states.confirmed, self._states.slowdowns, 1.0)
 
-    def moved(self, places: Sequence[Place]) -> Detector:
+    def moved(self, places: Sequence[Place], first_step: int | None = None) -> Detector:
         """The detector of the next world: devices keep state and first probe, and history where their role is the same.
 
-        A straggler keeps its history in any role: its new role's would begin with slow steps.
+        A straggler keeps its history in any role: its new role's would begin with slow steps. `first_step`: of that world;
+        None: it repeats no step.
         """
         found = Detector(places, self._t)
         ranks = {(p.trainer, p.device): rank for rank, p in enumerate(self.places)}
@@ -119,6 +120,8 @@ class Detector:
         mine, theirs = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         for new, old in zip(found._states.columns(), self._states.columns(), strict=True):
             new[mine] = old[theirs]
+        if first_step is not None:
+            found._states.rewind(first_step)
         found._probes.first[mine] = self._probes.first[theirs]
         same = np.array([_role(places[m]) == _role(self.places[o]) for m, o in pairs], dtype=bool)
         kept = same | (self._states.states[theirs] != State.NORMAL)

@@ -33,6 +33,10 @@ class States:
         yield from (self.states, self.slowdowns, self.since, self._slow, self._begin, self._calm)
         yield from (self._rise, self._calm_needed, self._resting, self._rest_needed, self._cleared, self._quiet)
 
+    def rewind(self, step: int) -> None:
+        """Steps from this one on are done again: what began later begins with it."""
+        self.since, self._begin = np.minimum(self.since, step), np.minimum(self._begin, step)
+
     @property
     def confirmed(self) -> Mask:
         return np.equal(self.states, State.CONFIRMED)

@@ -101,11 +101,19 @@ class StragglerWatch:
         before, speeds, known = self._ranks, self.speeds, self._found
         self._ranks, self.speeds, self.probes, self._found = None, (), frozenset(), {}  # all that an error leaves
         places = places_of(record, nodes, self._pods)
-        detector = before.detector.moved(places) if before else Detector(places, thresholds_of(self._config))
+        detector = (
+            before.detector.moved(places, record.first_step)
+            if before
+            else Detector(places, thresholds_of(self._config))
+        )
         self._ranks, self._asked, self.speeds = Ranks(record, world, tuple(nodes), shares, detector), 0, speeds
         self._take(detector.slowdowns)
-        here = {(place.trainer, place.device) for place in places}
-        self._found = {device: found for device, found in known.items() if device in here}
+        replicas = {(place.trainer, place.device): place.replica for place in places}
+        self._found = {
+            device: found.moved(replicas[device], self._speed(replicas[device]), record.first_step)
+            for device, found in known.items()
+            if device in replicas
+        }
         self._measure()
 
     def observe(self, plan: StepPlan, reports: Mapping[int, StepReport]) -> None:
@@ -167,13 +175,18 @@ class StragglerWatch:
     def _straggler(self, ranks: Ranks, finding: Finding) -> Straggler:
         seat = ranks.world.seats[finding.rank]
         trainer = seat.device.trainer
-        speed = self.speeds[seat.replica] if self.speeds else 1.0
         return Straggler(
             trainer=ranks.world.trainers[trainer], device=seat.device.device, node=ranks.nodes[trainer],
             slowdown=finding.slowdown, since_step=finding.since,
             since=self._times.get(finding.since, min(self._times.values())), cause=finding.cause,
-            replica=seat.replica, speed=speed if self.plans_around else None,
+            replica=seat.replica, speed=self._speed(seat.replica),
         )  # fmt: skip
+
+    def _speed(self, replica: int) -> float | None:
+        """What it is planned with; None: plans go by no speeds."""
+        if not self.plans_around:
+            return None
+        return self.speeds[replica] if self.speeds else 1.0
 
     def _measure(self) -> None:
         """One series for each straggler, none for other devices."""

@@ -58,6 +58,14 @@ class Straggler:
             self, since=before.since, planned_from=before.planned_from if before.speed == self.speed else None
         )
 
+    def moved(self, replica: int, speed: float | None, first_step: int) -> Straggler:
+        """The same device in a world that begins with this step: what began later begins with it."""
+        since, planned = min(self.since_step, first_step), self.planned_from
+        reached = speed == self.speed and planned is not None and planned < first_step
+        return replace(
+            self, replica=replica, speed=speed, since_step=since, planned_from=planned if reached else None
+        )
+
 
 def detected(found: Straggler, step: int) -> str:
     whole = "; most devices of the node are slow alike" if found.cause == Cause.NODE else ""

@@ -189,17 +189,19 @@ class Driver:
         return await self._worlds.form()
 
     def _request_change(self, session: Session) -> bool:
-        """Ends a running world at a step boundary where another layout or other trainers are wished for."""
+        """Ends a running world at a step boundary where another layout or other trainers are wished for. What must be saved
+        first is judged again until a rank has the directive."""
         run, world = self._state, session.world
-        if session.move is not None or session.ending is not None or not session.started:
+        if session.ending is not None or not session.started:
             return False
         present = [index_of(m.name) for m in run.registry.present("trainer", run.size) if m.starting is not True]
-        if why := run.changes.due(world.layout, present):
-            fault = self._worlds.change_fault(world.layout)
-            said = f"{why}; through a checkpoint: {fault}" if fault else why
-            session.request_move(said, saves=bool(fault) or run.changes.loses_state(world.layout))
+        if not (why := run.changes.due(world.layout, present)):
+            return False
+        fault, saves = self._worlds.judge_change(world.layout)
+        requested = session.request_move(f"{why}; through a checkpoint: {fault}" if fault else why, saves)
+        if requested:
             run.notifier.notify(Topic.PLANS)
-        return bool(why)
+        return requested
 
     def _ended(self) -> Finished | None:
         run = self._state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coxswain.layout import Device, Layout, uniform_layout
-from coxswain_coordinator.state.changes import Changes
+from coxswain_coordinator.state.changes import Changes, loses_state
 
 
 def on(*trainers: int, pipeline: int = 1, aside: tuple[int, ...] = ()) -> Layout:
@@ -111,20 +111,31 @@ def test_a_requested_layout_is_due_until_a_world_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("current", "layout", "size", "loses"),
+    ("current", "after", "loses"),
     [
-        (on(0, 1), None, 2, False),
-        (on(0, 1), None, 3, False),
-        (on(0, 1), None, 1, True),
-        (on(0, aside=(1,)), None, 1, False),  # it has no state
-        (on(0, 1), PIPELINE, 2, False),
-        (on(0, 1), ASIDE, 2, True),
-        (on(0, 1), PIPELINE, 1, True),
-        (on(0, aside=(1,)), on(0, 1), 2, False),
+        (on(0, 1), on(0, 1), False),
+        (on(0, 1), on(0, 1, 2), False),
+        (on(0, 1), on(0), True),
+        (on(0, aside=(1,)), on(0), False),  # it has no state
+        (on(0, 1), PIPELINE, False),
+        (on(0, 1), ASIDE, True),
+        (on(0, aside=(1,)), on(0, 1), False),
+        (on(1, 2, pipeline=2), on(0, 1, 2, pipeline=2), True),  # trainer 0 is back and takes the place of trainer 2
+        (on(0, 1, pipeline=2), on(0, 1, 2, pipeline=2), False),
+        (on(0, 1, pipeline=2), on(0, pipeline=2), True),  # no replica is left
     ],
 )
 def test_state_is_saved_before_a_change_in_which_a_device_with_state_stops_working(
-    current: Layout, layout: Layout | None, size: int, loses: bool
+    current: Layout, after: Layout, loses: bool
 ) -> None:
-    changes = requested(*([layout] if layout else []), size=size)
-    assert changes.loses_state(current) is loses
+    assert loses_state(current, after) is loses
+
+
+def test_trainers_that_shall_leave_are_of_the_next_world_where_they_hold_state_that_is_not_saved() -> None:
+    changes = Changes(1)
+    changes.hold(on(0, 1))
+    assert changes.forming == 2
+    changes.entered(on(0, 1))
+    assert changes.forming == 1
+    changes.hold(on(0, aside=(1,)))
+    assert changes.forming == 1

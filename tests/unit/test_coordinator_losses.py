@@ -159,6 +159,45 @@ async def test_steps_are_stored_once_with_a_world_that_goes_on_from_memory_or_wi
         assert stored == {"steps/before-0000000004.jsonl": 4, "steps/before-0000000006.jsonl": 2}
 
 
+async def without_the_first(lead: Lead) -> Layout:
+    """Of three trainers under a pipeline of two, trainer 0 is lost: trainers 1 and 2 train. Returns their layout."""
+    lose(lead, 0)
+    register(lead, *holding(lead, 0, 1, 2))
+    await begun(lead, 2)
+    await run_steps(lead, 3)
+    return lead.state.session.record.layout
+
+
+def back(lead: Lead) -> None:
+    """Trainer 0, in another pod: the job's own layout has it in the place of trainer 2."""
+    lead.state.register(replace(agents(3)[0], instance="two", pod="new"))
+
+
+async def test_the_state_of_a_device_whose_place_a_trainer_takes_that_is_back_is_saved_first(tmp_path):
+    async with training(job_of(tmp_path, 3, pipeline=2)) as lead:
+        own = lead.state.session.record.layout
+        await without_the_first(lead)
+        back(lead)
+        session = lead.state.session
+        await moved(lead, 0, 1, 2)
+        assert (session.move.why, session.move.saves) == ("trainer-0 joined", True)
+        assert (lead.state.session.record.layout, lead.state.session.book.open) == (own, session.move.step)
+        assert session.move.step >= 3
+
+
+async def test_a_trainer_that_is_back_behind_the_decision_on_a_change_takes_no_place_whose_state_is_not_saved(tmp_path):
+    async with training(job_of(tmp_path, 3, pipeline=2)) as lead:
+        kept = await without_the_first(lead)
+        session = lead.state.session
+        lead.state.request_layout(Layout(pairs((2, 1)).replicas), "another one is wished for")
+        await lead.until(lambda: session.move)
+        assert session.directive(session.move.step).end == "Moved" and not session.move.saves
+        back(lead)
+        await moved(lead, 0, 1, 2)
+        record = lead.state.session.record
+        assert (record.layout, record.live.step) == (replace(kept, standby=(Device(0, 0),)), session.move.step)
+
+
 # --- the ladder's ---------------------------------------------------------------------------------------------------------
 
 

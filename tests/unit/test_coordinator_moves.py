@@ -142,3 +142,38 @@ async def test_a_trainer_that_shall_leave_and_is_lost_is_not_waited_for_beyond_t
         await begun(lead, 2)
         session = lead.state.session
         assert (session.record.live.step, len(session.world.seats)) == (2, 1) and 3 <= looptime < 5
+
+
+@pytest.mark.parametrize("decided", [False, True])
+async def test_a_trainer_that_shall_leave_while_another_change_is_under_way_gives_its_state_first(tmp_path, decided):
+    async with training(make_job(tmp_path)) as lead:
+        await lead.close(0, 1)
+        resize(lead)
+        session, step, generation = lead.state.session, lead.state.session.move.step, 2
+        if decided:
+            assert not session.directive(step).checkpoint
+        lead.state.resize(1)
+        if decided:
+            await moved_to(lead, step)
+            session, generation = lead.state.session, 3
+            assert (session.record.live.step, len(session.world.seats), session.record.size) == (step, 2, 1)
+            await lead.close(step)
+            await lead.until(lambda: session.move)
+        await lead.until(lambda: session.move.saves)
+        assert session.move.why.startswith("trainer-1 shall leave")
+        assert session.directive(session.move.step).checkpoint
+        await saved_and_moved(lead, session.move.step, generation)
+        assert (len(lead.state.session.world.seats), lead.state.session.book.open) == (1, session.move.step)
+
+
+async def test_a_change_is_judged_again_at_the_same_step_and_said_once(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        session = lead.state.session
+        assert session.request_move("trainer-2 joined") and not session.request_move("trainer-2 joined")
+        step = session.move.step
+        session.begin(step)
+        assert session.request_move("trainer-1 shall leave", saves=True)
+        assert (session.move.step, session.move.saves) == (step, True)
+        session.directive(step)
+        assert not session.request_move("trainer-2 joined") and session.move.saves

@@ -29,11 +29,11 @@ from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.planning.strategies import Strategies
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.job_strategy import JobStrategy
-from coxswain_coordinator.world import survivors
+from coxswain_coordinator.world import manager, survivors
 from coxswain_link.metrics import build
 from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, cluster, lengths_of, make_job
-from tests.unit.coordinator_lead import begun, leading, lose, register, small, training
+from tests.unit.coordinator_lead import begun, holds, leading, lose, register, small, training
 from tests.unit.coordinator_samples import agents
 
 pytestmark = pytest.mark.looptime
@@ -172,6 +172,31 @@ async def test_after_a_loss_the_event_and_the_report_name_a_strategy_only_if_the
         assert chosen == [PIPES.summary, *([runs] if runs == WHOLE.summary else [])]
         record = lead.state.strategy.record
         assert record and record.strategy.chosen == WHOLE, "it is recorded all the same"
+
+
+@pytest.mark.parametrize("judged", [False, True])
+async def test_all_state_is_saved_before_trainers_join_since_the_layout_is_chosen_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: bool
+) -> None:
+    """Two trainers, of which one works in the layout that is chosen for three."""
+    fewer, both = (Alternative(f"{n} x tp1pp1", (ReplicaShape((StageShape(2, 1),), n),), 1.0) for n in (1, 2))
+    monkeypatch.setattr(strategies, "choose", lambda machine, *_: Strategy({2: both, 3: fewer}[len(machine.trainers)]))
+    async with training(replace(auto(tmp_path), min_trainers=1)) as lead:
+        monkeypatch.setattr(manager, "device_memory", lambda _: int(judged))
+        await lead.close(0)
+        lead.state.resize(3)
+        lead.state.register(agents(3)[2])
+        session = lead.state.session
+        await lead.until(lambda: session.move)
+        fault = "; through a checkpoint: mode Auto chooses a layout, which may not fit beside this one"
+        assert session.move.why == "trainer-2 joined" + fault * judged
+        assert session.directive(session.move.step).checkpoint
+        lead.save(session.move.step, 0, 1, end="Moved")
+        await lead.until(lambda: session.lost)
+        register(lead, *holds(lead, session.move.step), agents(3)[2])
+        await begun(lead, 2)
+        assert lead.state.session.record.layout.summary().startswith(fewer.summary)
+        assert lead.state.session.book.open == session.move.step
 
 
 @pytest.mark.parametrize("mine", [True, False])

@@ -17,7 +17,7 @@ class Changes:
     layout: Layout | None = None
     why: str = ""  # of a layout that no world has yet
     before: Layout | None = None  # the request in force before that one
-    former: int = 0  # trainers of a world that failed: those that shall leave hold a part of its state
+    former: int = 0  # trainers that hold state which is not saved: those that shall leave among them
 
     def request(self, layout: Layout, why: str) -> None:
         self.before = self.before if self.why else self.layout
@@ -32,10 +32,14 @@ class Changes:
         """Trainers of which the next world may have some."""
         return max(self.size, self.former)
 
+    def hold(self, current: Layout) -> None:
+        """The world of this layout has ended, and its state is in memory alone: trainers that shall leave do so after the next
+        world has taken their state."""
+        self.former = 1 + max(device.trainer for device in _working(current))
+
     def withdraw(self, current: Layout) -> None:
-        """The world of this layout has failed before its change: the reason for another layout may be gone with it, and trainers
-        that shall leave do so after the next world has taken their state."""
-        self.former = 1 + max(device.trainer for device in devices_of(current))
+        """The world of this layout has failed before its change: the reason for another layout may be gone with it."""
+        self.hold(current)
         if self.why:
             self.layout, self.why = self.before, ""
 
@@ -56,11 +60,14 @@ class Changes:
             return f"{_trainers(joiners)} joined"
         return ""
 
-    def loses_state(self, current: Layout) -> bool:
-        """Whether a device that works in this layout does not work in the next one: then its state is saved first."""
-        working = {seat.device for seat in current.ranks()}
-        kept = working if self.layout is None else {seat.device for seat in self.layout.ranks()}
-        return any(device not in kept or device.trainer >= self.size for device in working)
+
+def loses_state(current: Layout, after: Layout) -> bool:
+    """Whether a device that works in this layout does not work in the next one: then its state is saved first."""
+    return not _working(current) <= _working(after)
+
+
+def _working(layout: Layout) -> set[Device]:
+    return {seat.device for seat in layout.ranks()}
 
 
 def _trainers(indices: Collection[int]) -> str:

@@ -432,6 +432,8 @@ class JobState:
         """Replaces a world that has ended at a step boundary for a planned change."""
         assert session.move is not None
         session.planned = True
+        if not session.move.saves:
+            self.changes.hold(session.world.layout)
         self.mark_world_lost(session.move.why)
 
     def fail(self, fault: Fault) -> Fault:

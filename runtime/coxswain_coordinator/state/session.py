@@ -232,10 +232,16 @@ class Session:
             return "Suspended"
         return "Moved" if self.move is not None and step >= self.move.step else ""
 
-    def request_move(self, why: str, saves: bool = False) -> None:
-        """Ends this world before the first step that has not begun, for a planned change. `saves`: with a checkpoint."""
-        if self.move is None or not self.move.decided:
-            self.move = Move(self.begun + 1, why, saves)
+    def request_move(self, why: str, saves: bool = False) -> bool:
+        """Ends this world before the first step that has not begun, for a planned change. `saves`: with a checkpoint.
+
+        Until a rank has the directive, reason and `saves` may change; the step stays. Returns whether something is new.
+        """
+        before = self.move
+        if before is not None and before.decided:
+            return False
+        self.move = Move(before.step if before else self.begun + 1, why, saves)
+        return self.move != before
 
     @property
     def moved(self) -> bool:

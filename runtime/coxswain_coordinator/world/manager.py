@@ -26,6 +26,7 @@ from coxswain_coordinator.planning.placers import Placer, Planner, Speeds, in_pr
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.planning.solvers import Solvers
 from coxswain_coordinator.planning.strategies import Strategies
+from coxswain_coordinator.state.changes import loses_state
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.job_strategy import with_chosen
 from coxswain_coordinator.state.registry import index_of
@@ -137,16 +138,20 @@ class WorldManager:
 
     def _layout(self, job: JobConfig, agents: list[Register]) -> Layout:
         """The one that was requested, if it is one of just these agents' devices; else the job's."""
-        devices = [Device(index_of(a.name), d) for a in agents for d in range(a.devices)]
-        return self._state.changes.layout_on(devices) or layout_of(job, agents)
+        return self._requested(agents) or layout_of(job, agents)
+
+    def _requested(self, agents: list[Register]) -> Layout | None:
+        return self._state.changes.layout_on([Device(index_of(a.name), d) for a in agents for d in range(a.devices)])
 
     def _layouts(self, job: JobConfig, agents: list[Register]) -> Sequence[Layout]:
-        """Layouts of the next world, the best first: after a loss also the replicas that are whole, as they are."""
+        """Layouts of the next world, the best first: after a loss also the replicas that are whole, as they are, and where others
+        have come since a change was judged."""
         run, own, pods = self._state, self._layout(job, agents), {index_of(a.name): a.pod for a in agents}
         if run.session is None:
             return (own,)
-        world, found = run.session.world, list[Layout]()
-        if run.session.planned and not has_lost(world.layout, run.size, pods):
+        world, move, found = run.session.world, run.session.move, list[Layout]()
+        kept = move is None or move.saves or not loses_state(world.layout, own)
+        if run.session.planned and kept and not has_lost(world.layout, run.size, pods):
             return (own,)
         speeds = run.ladder.speeds_of(pods)
         run.guarded(lambda: found.extend(after_loss(job, world.vocabulary, world.layout, own, speeds)))
@@ -200,14 +205,17 @@ class WorldManager:
                 return source
         return None
 
-    def change_fault(self, current: Layout) -> str:
-        """Why the next world could not take its state from memory, so that the current one saves it first; empty: it can."""
+    def judge_change(self, current: Layout) -> tuple[str, bool]:
+        """Why the next world could not hold what it takes from memory, empty: it can; and whether the current one saves its
+        state first, since memory will not have all of it."""
         run = self._state
-        if self._is_auto and not run.changes.why:
+        agents = run.registry.present("trainer", run.size)
+        after = self._requested(agents) if self._is_auto else self._layout(run.job, agents)
+        if after is None:
             judged = device_memory(run.job.parallelism.hardware)
-            return "mode Auto chooses a layout, which may not fit beside this one" if judged else ""
-        layout = self._layout(run.job, run.registry.present("trainer", run.size))
-        return change_fault(run.sized_job, current, layout)
+            return "mode Auto chooses a layout, which may not fit beside this one" if judged else "", True
+        fault = change_fault(run.sized_job, current, after)
+        return fault, bool(fault) or loses_state(current, after)
 
     async def _continued(self, source: LiveSource) -> Start | None:
         """The start at this source, once the steps before it are closed and recorded; None: they are not."""

@@ -312,9 +312,11 @@ class Driver:
 
     async def _collect_beside(self) -> None:
         """Deletes what is no longer kept. Steps, plans and stall checks do not wait for thousands of deletions."""
+        more = True
         try:
-            await self._store_call(self._log.check_current, self._state.generation)
-            await self._store_call(self._checkpoints.collect, self._pending_keys)
+            while more:
+                await self._store_call(self._log.check_current, self._state.generation)
+                more = await self._store_call(self._checkpoints.collect, self._pending_keys)
             await self._store_call(self._collect_placements)
         finally:
             self._state.notifier.notify(Topic.ANY)

@@ -118,8 +118,8 @@ class WorldManager:
             return True  # another coordinator was faster; check again
         if not self._are_present(agents):
             return True  # a trainer left or was replaced meanwhile; the record stays unused
-        if run.session is None:
-            await self._store_call(self._checkpoints.collect_orphans)
+        fenced = self._checkpoints.collect_orphans if run.session is None else self._checkpoints.drop_belated
+        await self._store_call(fenced)
         self._enter(record, agents)
         return True
 
@@ -247,6 +247,7 @@ class WorldManager:
         if not await self._store_call(self._log.take_over, record.generation, self._author):
             return True
         run.manifest = await self._store_call(self._checkpoints.newest)  # the coordinator before is fenced from now on
+        await self._store_call(self._checkpoints.drop_belated)
         if record.size:
             run.changes.size = record.size
         there = run.registry.present("trainer", 1 << 30)

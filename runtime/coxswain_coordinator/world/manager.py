@@ -108,6 +108,8 @@ class WorldManager:
         if run.session is not None:  # one that is superseded must neither record steps nor win over its rival
             await self._store_call(self._log.check_current, run.generation)
         run.manifest = await self._store_call(self._checkpoints.newest)
+        if run.is_over():
+            return True
         start = await self._start(layout, agents)
         if start is None:
             return False
@@ -248,6 +250,8 @@ class WorldManager:
             return True
         run.manifest = await self._store_call(self._checkpoints.newest)  # the coordinator before is fenced from now on
         await self._store_call(self._checkpoints.drop_belated)
+        if run.is_over():
+            return True
         if record.size:
             run.changes.size = record.size
         there = run.registry.present("trainer", 1 << 30)

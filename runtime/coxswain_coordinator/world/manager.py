@@ -108,6 +108,8 @@ class WorldManager:
         if run.session is not None:  # one that is superseded must neither record steps nor win over its rival
             await self._store_call(self._log.check_current, run.generation)
         run.manifest = await self._store_call(self._checkpoints.newest)
+        if run.is_over():
+            return True
         start = await self._start(layout, agents)
         if start is None:
             return False
@@ -118,8 +120,8 @@ class WorldManager:
             return True  # another coordinator was faster; check again
         if not self._are_present(agents):
             return True  # a trainer left or was replaced meanwhile; the record stays unused
-        if run.session is None:
-            await self._store_call(self._checkpoints.collect_orphans)
+        fenced = self._checkpoints.collect_orphans if run.session is None else self._checkpoints.drop_belated
+        await self._store_call(fenced)
         self._enter(record, agents)
         return True
 
@@ -247,6 +249,9 @@ class WorldManager:
         if not await self._store_call(self._log.take_over, record.generation, self._author):
             return True
         run.manifest = await self._store_call(self._checkpoints.newest)  # the coordinator before is fenced from now on
+        await self._store_call(self._checkpoints.drop_belated)
+        if run.is_over():
+            return True
         if record.size:
             run.changes.size = record.size
         there = run.registry.present("trainer", 1 << 30)

@@ -21,7 +21,7 @@ from coxswain.boxes import Box, full_box, match
 from coxswain.config import TokenizerConfig
 from coxswain.errors import CoxswainError, Refused
 from coxswain.exits import Exit
-from coxswain.planlog import manifest_key
+from coxswain.planlog import manifest_key, manifest_step
 from coxswain.uris import file_uri
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import Store, open_store
@@ -145,7 +145,7 @@ def _tokenizer(manifest: CheckpointManifest, given: str) -> TokenizerConfig | No
 
 
 def _newest(store: Store) -> str:
-    keys = [o.path for o in store.list("manifests/")]
+    keys = [o.path for o in store.list("manifests/") if manifest_step(o.path) is not None]
     if not keys:
         raise Refused(
             "NoCheckpoint", f"{store.uri} holds no checkpoint; give the checkpoint.uri of a job that saved one"

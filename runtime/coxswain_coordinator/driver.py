@@ -23,7 +23,7 @@ from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.checkpoint.validation import check_batch, check_index, job_of, stream_hash, version_of
 from coxswain_coordinator.index.merge import merge, source_reports
 from coxswain_coordinator.index.store import IndexStore
-from coxswain_coordinator.planning.committer import SEGMENT_STEPS, Committed, patience, steps_ahead
+from coxswain_coordinator.planning.committer import SEGMENT_STEPS, Committed, data_ended, patience, steps_ahead
 from coxswain_coordinator.planning.late_plans import LatePlans
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.placers import Planner
@@ -69,6 +69,7 @@ class Driver:
         state.store_executor.watch(lambda: store.last_error)
         self._stall_detector = StallDetector(state.job.first_step_timeout_seconds)
         self._end_acks: set[str] = set()  # instances of services that have received the end
+        self._data_ended = False  # before the newest checkpoint, when this coordinator started
         self._follows = False  # workers of an earlier coordinator's world may still run
         self._garbage: asyncio.Task[None] | None = None  # a collection that runs beside the driver
         self._uncollected = False  # whether a manifest has come that no collection has seen
@@ -143,6 +144,7 @@ class Driver:
         if self._claim is not None and await self._claim.acquire(self._store_call, run.wait_for_claim):
             run.manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
         await self._store_call(self._mixes.read)
+        self._data_ended = run.manifest is not None and await self._store_call(data_ended, self._log, run.manifest.step)
         self._follows = await self._store_call(self._log.last_generation) > 0
 
     async def _advance(self) -> bool:
@@ -205,8 +207,7 @@ class Driver:
         run = self._state
         if run.fault is not None:
             return termination.failed(run.fault)
-        mix = self._mixes.mix_at(run.job.mix, run.manifest.cursor.mix if run.manifest else 0)
-        done = termination.already_over(run.job, run.manifest, mix) if run.session is None else None
+        done = termination.already_over(run.job, run.manifest, self._data_ended) if run.session is None else None
         idle = termination.stopped_idle(run.stop, run.session, run.manifest)
         return done or (None if idle and self._may_save() else idle)
 

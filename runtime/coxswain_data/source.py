@@ -19,7 +19,7 @@ from coxswain_data.formats.base import Block, Extent, OpenObject
 from coxswain_data.formats.object_reader import ObjectReader, Sizes
 from coxswain_data.formats.tokenbin import companion
 from coxswain_data.identity import FileIdentities
-from coxswain_data.spool import Spool
+from coxswain_link.spool import Spool
 from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, open_store
 
 OPEN_OBJECTS = 8  # held open at once, per source

@@ -24,8 +24,8 @@ from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.identity import FileIdentities
 from coxswain_data.indexer import index_share
 from coxswain_data.source import Source, open_source
-from coxswain_data.spool import Spool
 from coxswain_data.tokenizer import BytesTokenizer
+from coxswain_link.spool import Spool
 from coxswain_link.store import CorruptObject, Store, StoreUnavailable, open_store
 from tests.unit.test_data_index import config
 

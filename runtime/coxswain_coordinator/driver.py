@@ -144,6 +144,7 @@ class Driver:
         if self._claim is not None and await self._claim.acquire(self._store_call, run.wait_for_claim):
             run.manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
         await self._store_call(self._mixes.read)
+        await self._worlds.read_data_end()
         self._follows = await self._store_call(self._log.last_generation) > 0
 
     async def _advance(self) -> bool:
@@ -212,8 +213,7 @@ class Driver:
 
     def _already_over(self) -> Finished | None:
         run = self._state
-        mix = self._mixes.mix_at(run.job.mix, run.manifest.cursor.mix if run.manifest else 0)
-        return termination.already_over(run.job, run.manifest, mix)
+        return termination.already_over(run.job, run.manifest, run.data_ended)
 
     def _may_save(self) -> bool:
         """Whether a world may soon go on that has done more steps than are in a checkpoint: a stop then waits for it."""

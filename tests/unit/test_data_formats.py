@@ -24,7 +24,7 @@ from coxswain_data.formats.base import Extent, Sample
 from coxswain_data.formats.jsonl import JsonlObject
 from coxswain_data.formats.object_reader import ObjectReader, Sizes
 from coxswain_data.source import Source, include_pattern, open_source
-from coxswain_data.spool import Spool
+from coxswain_link.spool import Spool
 from coxswain_link.store import ObjectInfo
 
 

@@ -100,7 +100,8 @@ class JobState:
         self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
-        self.is_over: Callable[[], bool] = lambda: False  # whether that is the job's last: the driver knows the mix
+        self.data_ended = False  # there, by the plan log
+        self.is_over: Callable[[], bool] = lambda: False  # whether that is the job's last
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
         self._checkpoint_events = CheckpointEvents(clock, self.record_event)
         self.session: Session | None = None

@@ -63,8 +63,8 @@ class ObjectChanged(Refused):
 class Denied(Refused):
     """Credentials were refused, or there are none."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__("AccessDenied", message)
+    def __init__(self, message: str, reason: str = "AccessDenied") -> None:
+        super().__init__(reason, message)
 
 
 def translated(error: Exception, where: str, credentials: str) -> CoxswainError:

@@ -133,7 +133,7 @@ class Source:
     def _objects(self) -> list[ObjectInfo]:
         wanted = include_pattern(self.config.include)
         try:
-            found = self._store.list()
+            found = self._store.corpus(wanted.fullmatch)
         except (NotFound, BucketNotFound) as error:
             raise _not_found(self.config) from error
         mine = [i for i in found if wanted.fullmatch(i.path) and self._is_data(i.path) and self._is_object(i)]
@@ -185,7 +185,7 @@ def include_pattern(glob: str) -> re.Pattern[str]:
     out = ""
     for part in re.split(r"(\*\*/|\*\*|\*|\?)", glob or "**"):
         out += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))
-    return re.compile(out)
+    return re.compile(out, re.DOTALL)
 
 
 def _entry(info: ObjectInfo, etag: str, extent: Extent) -> BlockEntry:

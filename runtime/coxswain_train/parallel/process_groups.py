@@ -6,10 +6,11 @@ the first; sub-rings need no groups of their own.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -21,6 +22,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 from coxswain_train.model.ring import Message
 from coxswain_train.parallel.clock import DeviceClock
 from coxswain_train.parallel.grid import Grid
+
+log = logging.getLogger(__name__)
 
 # `WorldAborter` alone ends a world: torch's watchdog must neither abort communicators by itself nor end the process, which
 # is to join the next world; waits stay on the device. (torch asks for 0 where communicators are aborted from outside.) A CUDA
@@ -198,21 +201,42 @@ class WorldAborter:
     """
 
     def __init__(self) -> None:
-        self._foreign, self._aborted = frozenset(_sockets()), False
+        self.begin()
 
     def begin(self) -> None:
         """Counts sockets opened from now on to the world that is joined next (or to calls that are repeated)."""
-        self._foreign, self._aborted = frozenset(_sockets()), False
+        self._foreign, self._aborted, self._over = frozenset(_sockets()), False, False
 
     def is_aborted(self) -> bool:
-        """Whether `abort_world` was called since `begin`."""
+        """Whether collectives were cut short since `begin`."""
         return self._aborted
+
+    def is_over(self) -> bool:
+        """Whether `abort_world` was called since `begin`: then errors are no fault of this worker."""
+        return self._over
 
     def abort_world(self) -> None:
         """Makes every wait for this world's peers raise RuntimeError, or return garbage that `ProcessGroups.check` refuses."""
+        self._over = True
+        self._abort()
+
+    @contextmanager
+    def aborting_at_errors(self) -> Iterator[None]:
+        """Aborts before an error leaves the block. Else what cleans up behind it waits for collectives that are under way, and
+        they for this rank; and peers see the error as late."""
+        try:
+            yield
+        except BaseException:
+            self._abort()
+            raise
+
+    def _abort(self) -> None:
         self._aborted = True  # first: once a kernel ends by the abort, a check must see it
         if torch.cuda.is_available() and dist.is_initialized():
-            dist.distributed_c10d._abort_process_group()
+            try:
+                dist.distributed_c10d._abort_process_group()
+            except Exception as error:  # another thread uses or aborts the same groups; orders must still be heard
+                log.warning("aborting the communicators: %r", error)
         for name, descriptor in _sockets().items():
             if name not in self._foreign:
                 _shut_down(descriptor)

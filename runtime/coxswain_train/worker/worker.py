@@ -6,13 +6,12 @@ The agent's fork server forks it. It outlives its world: when peers are lost, it
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed
@@ -45,6 +44,7 @@ from coxswain_train.parallel.process_groups import WorldAborter, leave_world
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
 from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
+from coxswain_train.worker.release import free_world, without_frames
 from coxswain_train.worker.rendezvous import fetch_world, rendezvous
 
 log = logging.getLogger(__name__)
@@ -79,9 +79,10 @@ def main(env: Environment) -> int:
                 outboxes.close()  # of the world before: until now a new coordinator might have needed its messages
                 with ExitStack() as world:
                     worker = Worker(env, assignment, client, handover, store, aborter.is_aborted, live)
-                    outboxes.callback(worker.close_outbox)
+                    outboxes.callback(worker.outbox.close)
                     world.callback(worker.close)
                     world.callback(assignments.step_out)
+                    world.enter_context(aborter.aborting_at_errors())
                     return worker.run()
 
             return run_worlds(assignments, aborter, train)
@@ -104,26 +105,46 @@ def run_worlds(
     while True:
         assert assignment is not None
         aborter.begin()
-        fault = None
-        try:
-            if (code := train(assignment)) is not None:
-                return code
-        except (RuntimeError, ValueError, Retryable, Stale) as error:  # torch raises RuntimeError when a peer is gone
-            if isinstance(error, ValueError) and not aborter.is_aborted():
-                raise  # torch also raises it where a group is used that was aborted: then it is no fault of this worker
-            log.warning("rank %d of world %d: %s", assignment.rank, assignment.generation, _first_line(error))
-            fault = error
+        ended = _train(assignment, aborter, train)
+        if isinstance(ended, int):
+            return ended
         assignments.step_out()
         leave_world()
-        mine = fault is not None and not aborter.is_aborted() and not is_lost_peer(fault)
+        mine = ended is not None and ended.mine
         if not mine:
-            assignments.leave("" if fault is None or aborter.is_aborted() else _first_line(fault))
-        gc.collect()  # frees the model of the world before, ahead of the next one's, while that is agreed on
+            assignments.leave("" if ended is None or aborter.is_over() else _first_line(ended.error))
+        free_world()  # ahead of the next one's model, while that world is agreed on
         following = assignments.next(next_world_seconds if mine else None)
         if following is None:
-            fault = fault or Retryable("the agent is gone")
-            raise fault if isinstance(fault, CoxswainError) else _fault(assignment, fault) from fault
+            raise _end(assignment, ended)
         assignment = following
+
+
+class Fault(NamedTuple):
+    """What broke a world. `mine`: neither a lost peer nor an order to leave explains it."""
+
+    error: Exception  # without frames, which hold the model of that world
+    mine: bool
+    text: str
+
+
+def _train(
+    assignment: Assignment, aborter: WorldAborter, train: Callable[[Assignment], int | None]
+) -> int | Fault | None:
+    try:
+        return train(assignment)
+    except Exception as error:
+        over = aborter.is_over()
+        if not _may_pass(error, over):
+            raise
+        log.warning("rank %d of world %d: %s", assignment.rank, assignment.generation, _first_line(error))
+        return Fault(error, not over and not is_lost_peer(error), without_frames(error))
+
+
+def _may_pass(error: Exception, over: bool) -> bool:
+    """Whether another world may go on where this one broke. torch raises RuntimeError when a peer is gone, and any error where its
+    groups are aborted while they are used."""
+    return isinstance(error, (RuntimeError, Retryable, Stale)) or (over and not isinstance(error, CoxswainError))
 
 
 def is_lost_peer(error: Exception) -> bool:
@@ -133,9 +154,14 @@ def is_lost_peer(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
 
 
-def _fault(assignment: Assignment, error: Exception) -> Retryable:
-    log.error("rank %d", assignment.rank, exc_info=error)
-    return Retryable(f"rank {assignment.rank}: {_first_line(error)}")
+def _end(assignment: Assignment, ended: Fault | None) -> CoxswainError:
+    """What ends a worker that has no next world."""
+    if ended is None:
+        return Retryable("the agent is gone")
+    if isinstance(ended.error, CoxswainError):
+        return ended.error
+    log.error("rank %d\n%s", assignment.rank, ended.text)
+    return Retryable(f"rank {assignment.rank}: {_first_line(ended.error)}")
 
 
 def _first_line(error: Exception) -> str:
@@ -188,8 +214,10 @@ class Worker:
         with suppress(CoxswainError):
             self._outbox.flush(_FLUSH_SECONDS)
 
-    def close_outbox(self) -> None:
-        self._outbox.close()
+    @property
+    def outbox(self) -> Outbox:
+        """Outlives the worker."""
+        return self._outbox
 
     def run(self) -> int | None:
         """Table of contents of a training run. None: a planned change follows."""

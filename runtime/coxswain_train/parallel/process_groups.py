@@ -63,6 +63,20 @@ class ProcessGroups:
         # The first use of a group must not be a batch that only some ranks run.
         for group in (self._p2p, self._sums, *self.hops):
             dist.all_reduce(torch.zeros(1, device=device), group=group)
+        for group in self._exchanging:
+            self._connect(group)
+
+    @property
+    def _exchanging(self) -> tuple[dist.ProcessGroup, ...]:
+        """The groups of `all_to_all`, by hop: at most 64 ranks, or about twice the square root of their number."""
+        return self.hops or (self._sums,)
+
+    def _connect(self, group: dist.ProcessGroup) -> None:
+        """Sends every member something. NCCL connects two ranks at their first message, on the thread that enqueues it, and a sum
+        does not: a bucket that leaves within a backward would wait there for peers that wait for the rest of this backward."""
+        each = [1] * group.size()
+        sent = torch.zeros(len(each), device=self._device)
+        dist.all_to_all_single(torch.empty_like(sent), sent, each, each, group=group)  # with sizes: as buckets travel
 
     def tensor_group(self, ranks: tuple[int, ...]) -> SharedSums | None:
         """The communicator of a tensor group, of which this rank is one; None when it is alone. Call it at the start."""
@@ -89,10 +103,11 @@ class ProcessGroups:
         return list(dist.batch_isend_irecv(operations)) if operations else []
 
     def all_to_all(self, received: Tensor, sent: Tensor, receives: list[int], sends: list[int], hop: int) -> dist.Work:
-        group = self.hops[hop] if self.hops else self._sums
+        group = self._exchanging[hop]
         return dist.all_to_all_single(received, sent, receives, sends, group=group, async_op=True)  # type: ignore[return-value]
 
     def scalars(self, mine: list[float]) -> list[list[float]]:
+        self.check()  # `mine` was read from the device, so it may be made of what an abort has cut short
         sent = torch.tensor(mine, dtype=torch.float64, device=self._device)
         gathered = sent.new_empty(self.ranks * len(mine))
         dist.all_gather_into_tensor(gathered, sent, group=self._sums)

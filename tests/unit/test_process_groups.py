@@ -69,7 +69,13 @@ class Nccl:
         gathered.copy_(sent.repeat(group.size()))
 
     def all_to_all_single(
-        self, received: Tensor, sent: Tensor, receives: list[int], sends: list[int], group: Group, async_op: bool = False
+        self,
+        received: Tensor,
+        sent: Tensor,
+        receives: list[int],
+        sends: list[int],
+        group: Group,
+        async_op: bool = False,
     ) -> Done:
         assert (received.numel(), sent.numel()) == (sum(receives), sum(sends))
         self.exchanges.append((group, receives, sends))
@@ -94,7 +100,7 @@ class Nccl:
 
     isend, irecv = "isend", "irecv"
 
-    def P2POp(self, verb: str, tensor: Tensor, rank: int, group: Group) -> tuple[str, int, Tensor]:  # noqa: N802
+    def P2POp(self, verb: str, tensor: Tensor, rank: int, group: Group) -> tuple[str, int, Tensor]:
         return verb, rank, tensor
 
     def batch_isend_irecv(self, operations: list[tuple[str, int, Tensor]]) -> list[Done]:

@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from coxswain import names, wire
 from coxswain.copies import wards_of
-from coxswain.errors import CoxswainError, Retryable, Stale
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.live import LiveSource
 from coxswain.stragglers.surprise import StepLengths
@@ -32,6 +32,7 @@ from coxswain_link.outbox import Outbox
 from coxswain_link.plan_feed import PlanFeed
 from coxswain_link.step_buffer import columns_of
 from coxswain_link.store import Store, open_store
+from coxswain_train.agent.devices import CPU
 from coxswain_train.checkpoint import save_load
 from coxswain_train.checkpoint.listings import LARGE_WORLD
 from coxswain_train.checkpoint.snapshots import snapshots_of
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 NEXT_WORLD_SECONDS = 3.0  # seconds from an error, which may be this worker's own, to the order to leave the world
 _DRAIN_SECONDS = 10.0  # seconds to stay until a suspension is saved
 _FLUSH_SECONDS = 2.0  # to send what is unsent of a world that is left
+_OWN_FAULT = "Duplicate GPU detected"  # NCCL's, in an error of the class of lost peers: two ranks share a device
 _LOST_PEER = ("gloo/transport", "gloo/rendezvous", "Connection reset by peer", "NCCL communicator was aborted")
 
 
@@ -149,6 +151,8 @@ def _may_pass(error: Exception, over: bool) -> bool:
 
 def is_lost_peer(error: Exception) -> bool:
     """Whether an error says that a peer of the world is gone, or the world is over; else the fault may be this worker's own."""
+    if _OWN_FAULT in str(error):
+        return False
     if isinstance(error, (Stale, StateNotTaken, torch.distributed.DistError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
@@ -174,6 +178,19 @@ def warn_untested(device: str) -> None:
         log.warning("training on CUDA is untested in this release: compare its losses with those of another trainer")
 
 
+def device_of(hardware: str) -> torch.device:
+    """Where a job of this hardware computes. Refuses a GPU's where torch finds none: on a CPU it would only be slow, and say nothing."""
+    if hardware == CPU:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise Refused(
+            "NoDevice",
+            f"parallelism.hardware: {hardware}, and torch finds no CUDA device here; train where its driver works, "
+            "or set hardware: cpu",
+        )
+    return torch.device("cuda")
+
+
 class StateNotTaken(Retryable):
     """The ranks of a world cannot go on from its source of living state."""
 
@@ -187,7 +204,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self._is_aborted, self._live = is_aborted, live
         self._env, self._assignment, self._client, self._store = env, assignment, client, store
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = device_of(env.job.parallelism.hardware)
         self._world = world = fetch_world(client, assignment)
         self._computing: tuple[wire.StepPlan, int] | None = None  # a step without a report, and its part of the digest
         self._saver = save_load.Saver(store, snapshots_of(self._device))

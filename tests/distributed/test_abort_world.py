@@ -19,7 +19,7 @@ from coxswain.errors import Refused, Retryable
 from coxswain.live import Held
 from coxswain_train.parallel.process_groups import ProcessGroups, WorldAborter, leave_world
 from coxswain_train.worker.assignments import Assignment, AssignmentChannel, Leave, Leaving, Left
-from coxswain_train.worker.worker import run_worlds
+from coxswain_train.worker.worlds import run_worlds
 from tests.distributed.ranks import run_ranks
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""On a GPU an abort ends an exchange as if it were done: what came of it is never held, agreed on or offered. Ranks are threads."""
+"""On a GPU an abort ends an exchange as if it were done: what came of it is never held. Ranks are threads."""
 
 from __future__ import annotations
 

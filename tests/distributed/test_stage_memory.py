@@ -1,4 +1,4 @@
-"""What a stage sends is given up on the way: a step of many tasks takes no more memory than one of few. One rank; nothing arrives."""
+"""What a stage sends is given up on the way: a step of many tasks takes no more memory than one of few. One rank."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from coxswain_train.engine.engine import StepInput, StepResult
 from coxswain_train.live.claims import NotHeld
 from coxswain_train.live.state import Cut, LiveState
 from coxswain_train.parallel.state import State
-from coxswain_train.worker import release, worker
+from coxswain_train.worker import release, worker, worlds
 from coxswain_train.worker.assignments import Assignment
 from tests.distributed import training
 from tests.fake_coordinator import FakeCoordinator
@@ -243,7 +243,7 @@ def test_a_worker_that_waits_for_its_next_world_holds_no_model_of_the_world_befo
     monkeypatch.setattr(Noted, "made", [])
     monkeypatch.setattr(Noted, "breaks", breaks)
     monkeypatch.setattr(worker, "Engine", Noted)
-    monkeypatch.setattr(worker, "free_world", free_world)
+    monkeypatch.setattr(worlds, "free_world", free_world)
     with pytest.raises(Retryable, match=words):
         run(OneRankCoordinator(steps=1, end="Moved"), agent_goes=True)
     assert left == [False]
@@ -273,7 +273,7 @@ def test_a_worker_that_fails_in_mid_step_aborts_its_world_before_anything_waits_
 
     monkeypatch.setattr(worker, "Worker", Failing)
     monkeypatch.setattr(worker, "WorldAborter", Aborter)
-    monkeypatch.setattr(worker, "leave_world", lambda: said.append("leave"))
+    monkeypatch.setattr(worlds, "leave_world", lambda: said.append("leave"))
     monkeypatch.setattr(worker.AssignmentChannel, "leave", lambda *_: said.append("a peer's"))
     with pytest.raises((Retryable, Refused), match=str(error)):
         run(OneRankCoordinator(), agent_goes=True)

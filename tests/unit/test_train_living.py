@@ -44,11 +44,11 @@ def test_a_worker_says_of_its_cut_how_far_it_is_and_nothing_of_one_whose_update_
 def test_a_thread_that_asks_what_is_held_while_a_step_ends_gets_an_answer() -> None:
     """Between two looks the step is updated: the thread that hears orders would end by an error."""
 
-    class Ending(Cut):
+    class Updated(Cut):
         looks = iter([pending(8), None])
         pending = property(lambda self: next(self.looks), lambda self, value: None)
 
-    assert Ending(4, 1, 8, state_of()).held(3) == Held(3, 4, 1, 8, "Reduced")
+    assert Updated(4, 1, 8, state_of()).held(3) == Held(3, 4, 1, 8, "Reduced")
 
 
 def test_a_worker_between_two_layouts_holds_both_until_one_is_kept() -> None:

@@ -7,7 +7,8 @@ import torch
 from torch.distributed import DistBackendError
 
 from coxswain.errors import Refused
-from coxswain_train.worker.worker import device_of, is_lost_peer
+from coxswain_train.worker.worker import device_of
+from coxswain_train.worker.worlds import is_lost_peer
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -168,8 +168,8 @@ class Engine:
         self.live.spread(self._weights())
 
     def _settle(self) -> None:
-        """Ends once all that was received is there, in a world that stands. Else it raises: on a GPU an abort ends an exchange as if
-        it were done. Nothing that peers have sent counts as held before this."""
+        """Ends once all that was received is there, in a world that stands. Else it raises: on a GPU an abort ends an exchange as
+        if it were done. Nothing that peers have sent counts as held before this."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         self._world.check()

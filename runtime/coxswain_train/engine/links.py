@@ -56,7 +56,7 @@ class StageLinks:
         self._arriving = (receives[0][1], pending) if receives else None
 
     def _keep(self, done: Operation, pending: Pending) -> None:
-        """Waits for the oldest where more are under way: plans are checked for ranks that end one batch before the next begins."""
+        """Waits for the oldest of too many: plans are checked for ranks that end one batch before they begin the next."""
         if done.kind == "F" and torch.is_grad_enabled():
             self._sent[done] = pending
             return

@@ -27,8 +27,8 @@ def free_world() -> None:
 
 
 def _drop_ready_nodes() -> None:
-    """Where a backward breaks off, torch keeps the nodes that were ready to run in a queue of the thread, and with them the graph.
-    It drops those that come before a node of a later backward: highest number first, and each thread counts from 0."""
+    """Where a backward breaks off, torch keeps the nodes that were ready to run in a queue of the thread, and so the graph. It
+    drops those that come before a node of a later backward: highest number first, and each thread counts from 0."""
     with ThreadPoolExecutor(1) as thread:
         oldest: Tensor = thread.submit(lambda: torch.zeros(1, requires_grad=True) * 1).result()
     oldest.backward()  # type: ignore[no-untyped-call]

@@ -11,15 +11,14 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
-import torch.distributed
 from msgspec import UNSET, UnsetType
 
 from coxswain import names, wire
 from coxswain.copies import wards_of
-from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain.exits import Exit
 from coxswain.live import LiveSource
 from coxswain.stragglers.surprise import StepLengths
@@ -32,7 +31,6 @@ from coxswain_link.outbox import Outbox
 from coxswain_link.plan_feed import PlanFeed
 from coxswain_link.step_buffer import columns_of
 from coxswain_link.store import Store, open_store
-from coxswain_train.agent.devices import CPU
 from coxswain_train.checkpoint import save_load
 from coxswain_train.checkpoint.listings import LARGE_WORLD
 from coxswain_train.checkpoint.snapshots import snapshots_of
@@ -45,16 +43,13 @@ from coxswain_train.parallel.process_groups import WorldAborter, leave_world
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
 from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
-from coxswain_train.worker.release import free_world, without_frames
 from coxswain_train.worker.rendezvous import fetch_world, rendezvous
+from coxswain_train.worker.worlds import StateNotTaken, run_worlds
 
 log = logging.getLogger(__name__)
 
-NEXT_WORLD_SECONDS = 3.0  # seconds from an error, which may be this worker's own, to the order to leave the world
 _DRAIN_SECONDS = 10.0  # seconds to stay until a suspension is saved
 _FLUSH_SECONDS = 2.0  # to send what is unsent of a world that is left
-_OWN_FAULT = "Duplicate GPU detected"  # NCCL's, in an error of the class of lost peers: two ranks share a device
-_LOST_PEER = ("gloo/transport", "gloo/rendezvous", "Connection reset by peer", "NCCL communicator was aborted")
 
 
 def work() -> NoReturn:
@@ -92,86 +87,6 @@ def main(env: Environment) -> int:
             return ended.finished.exit_code
 
 
-def run_worlds(
-    assignments: AssignmentChannel,
-    aborter: WorldAborter,
-    train: Callable[[Assignment], int | None],
-    next_world_seconds: float = NEXT_WORLD_SECONDS,
-) -> int:
-    """Runs successive generations until the job ends. `train` returns None where a planned change follows.
-
-    A worker that has lost its peers says so and waits for the next world as long as its agent is there. Raises any other
-    error of a world if the agent does not soon ask the worker to leave that world: then the fault is its own.
-    """
-    assignment = assignments.next(None)
-    while True:
-        assert assignment is not None
-        aborter.begin()
-        ended = _train(assignment, aborter, train)
-        if isinstance(ended, int):
-            return ended
-        assignments.step_out()
-        leave_world()
-        mine = ended is not None and ended.mine
-        if not mine:
-            assignments.leave("" if ended is None or aborter.is_over() else _first_line(ended.error))
-        free_world()  # ahead of the next one's model, while that world is agreed on
-        following = assignments.next(next_world_seconds if mine else None)
-        if following is None:
-            raise _end(assignment, ended)
-        assignment = following
-
-
-class Fault(NamedTuple):
-    """What broke a world. `mine`: neither a lost peer nor an order to leave explains it."""
-
-    error: Exception  # without frames, which hold the model of that world
-    mine: bool
-    text: str
-
-
-def _train(
-    assignment: Assignment, aborter: WorldAborter, train: Callable[[Assignment], int | None]
-) -> int | Fault | None:
-    try:
-        return train(assignment)
-    except Exception as error:
-        over = aborter.is_over()
-        if not _may_pass(error, over):
-            raise
-        log.warning("rank %d of world %d: %s", assignment.rank, assignment.generation, _first_line(error))
-        return Fault(error, not over and not is_lost_peer(error), without_frames(error))
-
-
-def _may_pass(error: Exception, over: bool) -> bool:
-    """Whether another world may go on where this one broke. torch raises RuntimeError when a peer is gone, and any error where its
-    groups are aborted while they are used."""
-    return isinstance(error, (RuntimeError, Retryable, Stale)) or (over and not isinstance(error, CoxswainError))
-
-
-def is_lost_peer(error: Exception) -> bool:
-    """Whether an error says that a peer of the world is gone, or the world is over; else the fault may be this worker's own."""
-    if _OWN_FAULT in str(error):
-        return False
-    if isinstance(error, (Stale, StateNotTaken, torch.distributed.DistError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
-
-
-def _end(assignment: Assignment, ended: Fault | None) -> CoxswainError:
-    """What ends a worker that has no next world."""
-    if ended is None:
-        return Retryable("the agent is gone")
-    if isinstance(ended.error, CoxswainError):
-        return ended.error
-    log.error("rank %d\n%s", assignment.rank, ended.text)
-    return Retryable(f"rank {assignment.rank}: {_first_line(ended.error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error)[:500].partition("\n")[0]
-
-
 @functools.cache  # once a process
 def warn_untested(device: str) -> None:
     if device == "cuda":
@@ -179,8 +94,8 @@ def warn_untested(device: str) -> None:
 
 
 def device_of(hardware: str) -> torch.device:
-    """Where a job of this hardware computes. Refuses a GPU's where torch finds none: on a CPU it would only be slow, and say nothing."""
-    if hardware == CPU:
+    """Where a job of this hardware computes. Refuses a GPU's where torch finds none: a CPU would be slow and say nothing."""
+    if hardware == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise Refused(
@@ -189,10 +104,6 @@ def device_of(hardware: str) -> torch.device:
             "or set hardware: cpu",
         )
     return torch.device("cuda")
-
-
-class StateNotTaken(Retryable):
-    """The ranks of a world cannot go on from its source of living state."""
 
 
 class Worker:

@@ -86,6 +86,6 @@ class ParallelismPolicySpec(Model):
     optimizer_sharding: Literal["ZeRO1"] = "ZeRO1"
     """How the optimizer's state is spread over the replicas. ZeRO1: each owns a part of it."""
     hardware: Literal["a100-40g", "a100-80g", "h100-80g", "h200-141g", "cpu"] = "a100-80g"
-    """Constants of the cost model, and where trainers compute. With cpu, they request and use no GPU; else they are refused without one."""
+    """Constants of the cost model. With cpu, trainers request no GPU."""
     profile: Profile | None = None
     """Measured rates, which plans go by instead of those of `hardware`. Empty: there are none."""

@@ -72,7 +72,7 @@ class _Shared(NamedTuple):
     exponentials: Tensor  # of the logits, with the largest of the group subtracted
     sums: Tensor  # [2, rows]: of the exponentials, and the label's own logit, over the group
     here: Tensor  # [rows, 1]: whether the label is one of these ids
-    index: Tensor  # [rows, 1]: its place among them, or any place
+    place: Tensor  # [rows, 1]: its place among them, or any place
 
     def loss(self, labels: Tensor) -> Tensor:
         return (self.sums[0].log() - self.sums[1]).mul(labels != IGNORED).sum()
@@ -85,12 +85,12 @@ def _shared(hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype, i
     ids.group.maximum(largest)
     logits.sub_(largest.unsqueeze(1))
     local = (labels - ids.first).unsqueeze(1)
-    here, index = (local >= 0) & (local < len(weight)), local.clamp(0, max(0, len(weight) - 1))
-    own = logits.gather(1, index).where(here, 0.0).squeeze(1) if len(weight) else logits.new_zeros(labels.shape)
+    here, place = (local >= 0) & (local < len(weight)), local.clamp(0, max(0, len(weight) - 1))
+    own = logits.gather(1, place).where(here, 0.0).squeeze(1) if len(weight) else logits.new_zeros(labels.shape)
     exponentials = logits.exp_()
     sums = torch.stack((exponentials.sum(-1), own))
     ids.group.sum(sums)
-    return _Shared(exponentials, sums, here, index)
+    return _Shared(exponentials, sums, here, place)
 
 
 def _shared_loss_and_gradient(
@@ -100,7 +100,7 @@ def _shared_loss_and_gradient(
     found = _shared(hidden, weight, labels, wide, ids)
     gradient = found.exponentials.div_(found.sums[0].unsqueeze(1))
     if len(weight):
-        gradient.scatter_add_(1, found.index, -found.here.to(wide))
+        gradient.scatter_add_(1, found.place, -found.here.to(wide))
     return found.loss(labels), gradient.mul_((labels != IGNORED).unsqueeze(1)).to(hidden.dtype)
 
 

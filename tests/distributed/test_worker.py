@@ -32,6 +32,7 @@ from coxswain_link.store import open_store
 from coxswain_train.engine.engine import StepInput, StepResult
 from coxswain_train.live.claims import NotHeld
 from coxswain_train.live.state import Cut, LiveState
+from coxswain_train.parallel import process_groups
 from coxswain_train.parallel.state import State
 from coxswain_train.worker import release, worker, worlds
 from coxswain_train.worker.assignments import Assignment
@@ -111,6 +112,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         pod = uuid4().hex
         agent, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         monkeypatch.setenv("COXSWAIN_ORDERS", str(mine.detach()))  # the worker closes it
+        monkeypatch.setattr(
+            process_groups, "_sockets", dict
+        )  # an abort would cut those of the coordinator in this process
         agent.send(msgspec.json.encode(Assignment(1, 0)))
         if agent_goes:
             agent.shutdown(socket.SHUT_WR)

@@ -262,13 +262,13 @@ class Worker:
 
     def _save(self, directive: wire.StepDirective) -> None:
         generation, rank, step = self._assignment.generation, self._assignment.rank, directive.step
+        ranks, outbox = len(self._world.seats), self._outbox  # no more of this world: a save may outlive it
 
         def report(shards: tuple[wire.Shard, ...], seconds: float) -> None:
-            ranks = len(self._world.seats)
             saved = wire.ShardsSaved(generation, step, rank, ranks, shards, seconds, directive.end)
-            self._outbox.put("/v1/saved", step, saved)
+            outbox.put("/v1/saved", step, saved)
 
-        large = len(self._world.seats) >= LARGE_WORLD
+        large = ranks >= LARGE_WORLD
         self._saver.begin(self._engine.boxes(), report, sidecars=large)
 
     def _leave(self, directive: wire.StepDirective) -> int:

@@ -28,7 +28,7 @@ from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import MetricsRegistry, build
 from coxswain_train import cgroup
-from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
+from coxswain_train.agent.devices import fork_server_environment, trainer_devices, worker_environment
 from coxswain_train.agent.network import interface_environment
 from coxswain_train.agent.processes import KILLED, ForkServer, WorkerHandle
 
@@ -63,7 +63,7 @@ class Agent:
         self._generation = 0
         self._left = -1  # the generation of the world that all workers have left
         self._news = asyncio.Event()  # a worker has left its world
-        self._devices = visible_devices(os.environ)
+        self._devices = trainer_devices(env.job, os.environ)
         inherited = {**os.environ, **interface_environment(os.environ)}
         self._fork_server = ForkServer(fork_server, fork_server_environment(inherited, self._devices))
         self._workers: dict[WorkerHandle, asyncio.Task[None]] = {}

@@ -27,12 +27,13 @@ _KNOWN = (
     ("cannot delete resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
     ("cannot patch resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
 )
+_ABOVE_LIMIT = "must be less than or equal to"  # a request above its limit, which a LimitRange may have filled in
 
 
 def fault_of(what: str, error: Refused) -> Fault:
     """`what`: the object, such as `Pod demo-trainer-0-0`. Retryable: it is tried again, with a pause."""
     if not isinstance(error, Denied):
-        return Fault(error.reason, error.message)
+        return Fault(error.reason, error.message + f"; {_LIMITS}" * (_ABOVE_LIMIT in error.message))
     found = ((reason, out) for text, reason, out in _KNOWN if text in error.message)
     reason, way_out = next(found, (error.reason, "it is tried again"))
     return Fault(reason, f"{what} is refused for now: {error.message}; {way_out}", retryable=True)

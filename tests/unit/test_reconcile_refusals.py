@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coxswain.errors import Refused
+from coxswain.errors import Refused, Retryable
 from coxswain_operator.cluster import AlreadyExists, Denied
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.force_delete import MARGIN_SECONDS
@@ -137,6 +137,33 @@ def test_a_request_above_a_limit_names_the_limit_range_that_may_have_set_it() ->
     assert (fault.reason, fault.retryable) == ("Invalid", False)
     assert fault.message.endswith("change the resources in the job's templates, or the namespace's LimitRange")
     assert fault_of("Pod demo-trainer-1-1", NO_IMAGE).message == NO_IMAGE.message
+
+
+@pytest.mark.parametrize("loss", ["fails", "vanishes"])
+async def test_a_webhook_that_does_not_answer_is_named_and_costs_no_event_of_the_loss(loss: str) -> None:
+    """Creates answer 500. The pass that sees the loss stores it, so no later pass sees it again."""
+    world = await running()
+    if loss == "fails":
+        world.end(world.pod("trainer-1"), 1)
+    else:
+        world.vanish(world.pod("trainer-1"))
+    text = "Internal error occurred: failed calling webhook policy.example: connection refused"
+    lift = refusing(world, Retryable(text))
+    operator, failed = Controller(world, world, world.clock), 0
+    for _ in range(SHOWN):
+        try:
+            await passes(world, 1, operator)
+        except Retryable:
+            failed += 1
+            world.tick()
+            world.reap()
+    assert failed >= SHOWN - 2  # metric and alert count them
+    assert f"ServerUnavailable: Pod demo-trainer-1-1: the API server fails: {text}; it is tried again" in message(world)
+    lift()
+    await passes(world, controller=operator)
+    assert "demo-trainer-1-1" in world.created and "ServerUnavailable" not in message(world)
+    reason = "WorkerRestarted" if loss == "fails" else "PodDisrupted"
+    assert [e.reason for e in world.events].count(reason) == 1
 
 
 async def test_a_right_to_delete_that_is_missing_is_a_condition_and_not_only_a_line_in_the_log() -> None:

@@ -167,7 +167,8 @@ def _missing_pods(ctx: Context, status: JobStatus, start: Start) -> Iterator[Cre
 def _plan(ctx: Context, status: JobStatus, start: Start) -> PodPlan:
     number, token = incarnations.numbers(status).default.number, str(status.token_secret or "")
     job, avoid = start.job_of_pods(ctx.observed.job), quarantine.avoided(ctx)
-    return PodPlan(job, start.config, ctx.settings, status.attempt, number, start.pinned.hash, token, avoid)
+    settings = start.settings_of_pods(ctx.settings)
+    return PodPlan(job, start.config, settings, status.attempt, number, start.pinned.hash, token, avoid)
 
 
 def _starts(ctx: Context) -> set[float]:

@@ -60,7 +60,7 @@ class ActionExecutor:
         """Executes all actions in their order. False: a result was unexpected; observe again soon.
 
         Creates no pod before everything that pods need exists. Events follow the status at once: the next pass does not see
-        again what they tell. Where the server fails with a child, all else is done before Retryable is raised.
+        again what they report. Where the server fails with a child, all else is done before Retryable is raised.
         """
         deletes, creates = decision.of(Delete), decision.of(Create)
         done = [await self._execute_one(job, action) for action in decision.of(WriteStatus)]

@@ -91,7 +91,7 @@ def start_of(
 def _placed_as_its_peers(
     start: Start | None, observed: Observed, status: JobStatus, settings: Settings
 ) -> Start | None:
-    """With the gang scheduling of the pods that exist. Of an earlier release only the group of this start tells it."""
+    """With the gang scheduling of the pods that exist. Of an earlier release only the group of this start shows it."""
     gang = status.pinned.gang_scheduling if status.pinned else UNSET
     if start is None:
         return None

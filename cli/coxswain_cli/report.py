@@ -35,8 +35,16 @@ def _write_page(run: RecordedRun, target: Path) -> Path:
     return target
 
 
+def _is_plain(target: Path) -> bool:
+    """Whether it is a file, or nothing yet. Writing goes through a link, and into a pipe or a device: none is replaced."""
+    return not target.is_symlink() and (target.is_file() or not target.exists())
+
+
 def _write(target: Path, text: str) -> None:
-    """Replaces the page atomically: a browser may be reading the old one."""
+    """Replaces a file atomically: a browser may be reading the old page."""
+    if not _is_plain(target):
+        target.write_text(text, encoding="utf-8")
+        return
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.write_text(text, encoding="utf-8")
@@ -69,7 +77,8 @@ def report_command(
             if output is not None or not as_json:
                 for note in run.notes:
                     typer.echo(f"cox report: {note}", err=True)
-                typer.echo(_write_page(run, output or reader.report_path), err=as_json)
+                written = _write_page(run, output or reader.report_path)
+                typer.echo(written, err=as_json or not _is_plain(written))  # a link may lead to standard output
     except OSError as error:
         typer.echo(f"cox report: {error}", err=True)
         raise typer.Exit(2) from error

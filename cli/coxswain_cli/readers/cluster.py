@@ -22,7 +22,7 @@ from coxswain_cli.reporting.read import mixes_of, mounted_job, read_steps
 from coxswain_cli.reporting.step_selection import chosen_steps
 from coxswain_cli.summary import has_ended
 from coxswain_cli.workdir import condition
-from coxswain_operator.kubernetes.access import Access, find_access
+from coxswain_operator.kubernetes.access import Access, users_access
 from coxswain_operator.kubernetes.connection import MERGE, Connection, NotFound
 from coxswain_operator.kubernetes.resources import BY_KIND
 from coxswain_operator.views import member_name
@@ -44,6 +44,9 @@ class Place:
 
     def __bool__(self) -> bool:
         return bool(self.kubeconfig or self.context or self.namespace)
+
+    def access(self) -> Access:
+        return users_access(self.kubeconfig, self.context)
 
 
 class ClusterReader:
@@ -204,13 +207,13 @@ def _asked(access: Access, question: Callable[[Connection], Awaitable[T]]) -> T:
 
 
 def cluster_reader(place: Place, job: str) -> ClusterReader:
-    access = find_access(place.kubeconfig, context=place.context)
+    access = place.access()
     return ClusterReader(access, place.namespace or access.namespace, job)
 
 
 def jobs_of(place: Place) -> Iterator[Seen]:
     """Every job of a namespace, without its pods."""
-    access = find_access(place.kubeconfig, context=place.context)
+    access = place.access()
 
     async def ask(connection: Connection) -> list[Any]:
         try:
@@ -223,8 +226,11 @@ def jobs_of(place: Place) -> Iterator[Seen]:
 
 
 def scale(place: Place, job: str, trainers: int) -> str:
-    """Sets the job's number of trainers by its scale subresource; returns its place. Raises Refused in the server's words."""
-    access = find_access(place.kubeconfig, context=place.context)
+    """Sets the job's number of trainers by its scale subresource; returns its place and cluster.
+
+    Raises Refused in the server's words.
+    """
+    access = place.access()
     namespace = place.namespace or access.namespace
     wanted: Manifest = {"spec": {"replicas": trainers}}
 
@@ -235,4 +241,4 @@ def scale(place: Place, job: str, trainers: int) -> str:
             raise Refused("NoJob", f"namespace {namespace} has no TrainingJob {job}: {error}") from error
 
     _asked(access, ask)
-    return f"{namespace}/{job}"
+    return f"{namespace}/{job} of {access.url}"

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from coxswain.api.jobfiles import load_run
 from coxswain.errors import Refused
 from coxswain_cli.__main__ import app
+from coxswain_cli.apply import apply
 from coxswain_cli.preflight import lock_checkpoints
 from coxswain_operator.local import LocalCluster
 from tests.local.jobs import job_objects
@@ -43,9 +45,6 @@ def refused(job_file, tmp_path, objects):
 
 async def stored_job(workdir: Path, job_file: Path, state: str, status: str) -> None:
     """A work directory whose job has ended."""
-    from coxswain.api.jobfiles import load_run
-    from coxswain_cli.apply import apply
-
     async with LocalCluster(workdir) as cluster:
         job = (await apply(cluster, load_run([job_file]))).job
         conditions = [{**CONDITION, "type": "Succeeded", "status": status, "reason": state}]
@@ -157,6 +156,30 @@ async def test_a_changed_field_of_the_stream_is_refused_by_name(job_file, tmp_pa
     assert done.returncode == 2
     assert "TrainingJob small: spec.seed" in done.stderr
     assert "another --workdir" in done.stderr
+
+
+def named(tmp_path, name):
+    objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/{name}")
+    objects[-1]["metadata"]["name"] = name
+    return write(tmp_path / f"{name}.yaml", objects)
+
+
+async def test_a_second_job_in_a_work_directory_is_refused_and_leaves_it_as_it_was(job_file, tmp_path):
+    await stored_job(tmp_path / "work", job_file, "Suspended", "Unknown")
+    before = {path: path.read_bytes() for path in (tmp_path / "work/cluster").rglob("*.json")}
+    done = run_cox("run", named(tmp_path, "other"), "--workdir", tmp_path / "work")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"cox run: {tmp_path}/work holds TrainingJob small, not other; choose another --workdir\n"
+    assert {path: path.read_bytes() for path in (tmp_path / "work/cluster").rglob("*.json")} == before
+
+
+async def test_two_jobs_that_an_earlier_release_admitted_to_a_work_directory_go_on(job_file, tmp_path):
+    async with LocalCluster(tmp_path / "work") as cluster:
+        for name in ("small", "other"):
+            await cluster.create(job_objects("file:///c", "file:///k")[-1] | {"metadata": {"name": name}})
+        for name in ("small", "other"):
+            objects = load_run([named(tmp_path, name)])
+            assert (await apply(cluster, objects)).job["metadata"]["name"] == name
 
 
 async def test_a_workdir_in_use_is_refused(job_file, tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
+from coxswain.api.validate import check
 from coxswain.errors import Retryable
 from coxswain.live import Held
 from coxswain.wire import Fault
@@ -24,6 +27,7 @@ from tests.fake_coordinator import FakeCoordinator
 from tests.unit.agent_fakes import TOKEN, Started, environment, world
 
 FOREVER = "signal.pause()"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -331,7 +335,25 @@ async def test_a_worker_that_the_kernel_kills_for_its_memory_is_reported_as_such
         coordinator.lose(1)
         assert await asyncio.wait_for(started.running, 30) == 1
     assert (exit_.rank, exit_.exit_code, exit_.fault.reason) == (0, -9, "OOMKilled")
-    assert "raise trainers.template.resources.limits.memory" in exit_.fault.message
+    assert faults_with_a_raised_limit(exit_.fault.message) == []
+
+
+def faults_with_a_raised_limit(message):
+    """Of the example for Kubernetes, once the limit is raised where the message says."""
+    objects = yaml.safe_load_all((ROOT / "examples/kubernetes.yaml").read_text())
+    job = next(o for o in objects if o["kind"] == "TrainingJob")
+    field, container, place = re.search(r"raise (\S+) of container (\S+) in (\S+),", message).groups()
+    (own,) = [c for c in valued(job, place.split(".")) if c["name"] == container]
+    *path, last = field.split(".")
+    assert valued(own, path)[last] == "2Gi"
+    valued(own, path)[last] = "4Gi"
+    return check(job)
+
+
+def valued(value, path):
+    for name in path:
+        value = value[name]
+    return value
 
 
 async def test_a_kill_is_not_blamed_on_memory_when_the_kernel_counts_no_new_one(tmp_path, coordinator):

@@ -94,7 +94,9 @@ def whole(tmp_path_factory):
     for name, text in FILES.items():
         (folder / name).write_text(text)
     (folder / "loop").symlink_to("loop")
-    (folder / "null").symlink_to("/dev/null")  # by its own name, a command that replaces files would take it from the machine
+    (folder / "null").symlink_to(
+        "/dev/null"
+    )  # by its own name, a command that replaces files would take it from the machine
     yield folder
     del port
 

@@ -1,7 +1,6 @@
 """Where the operator and `cox` find the API server."""
 
 import pytest
-
 from aiohttp import web
 from typer.testing import CliRunner
 
@@ -164,7 +163,10 @@ async def test_calls_go_through_the_proxy_of_the_kubeconfig():
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('server: "https://here:1"', 'server: "https://here:1", proxy-url: "socks5://me:word@p"', "the scheme 'socks5'; give a proxy of http"),
+        (
+            'server: "https://here:1"', 'server: "https://here:1", proxy-url: "socks5://me:word@p"',
+            "the scheme 'socks5'; give a proxy of http",
+        ),
         ("token: mine", "token: mine, as: boss", "user has 'as': acting as another user is not supported"),
         ("token: mine", "token: mine, as-groups: [bosses]", "user has 'as-groups': acting as another user"),
     ],

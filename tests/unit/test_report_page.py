@@ -210,7 +210,7 @@ def test_a_jobs_name_stands_for_its_work_directory(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "holds neither"),
+        (["nowhere"], "neither a work directory nor a job below runs/"),
         (["run", "--steps", "x"], "'x'"),
         (["run", "--steps", "9"], "recorded are 0 to 1"),
     ],

@@ -22,9 +22,10 @@ from coxswain_cli.reporting.formatting import seconds_of
 from coxswain_cli.reporting.model import Glance, MixInForce, RecordedEvent, RecordedRun, RecordedStep, StepTiming
 from coxswain_cli.reporting.step_selection import chosen_steps
 from coxswain_cli.reporting.trainers import latest_figures
+from coxswain_cli.workdir import EVENTS, STEPS
 from coxswain_operator.reconcile.status import JobStatus
 
-STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
+TIMINGS = "timings.jsonl"
 
 T = TypeVar("T")
 

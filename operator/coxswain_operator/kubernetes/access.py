@@ -76,14 +76,14 @@ def users_access(
     account: Path = ACCOUNT,
     environment: Mapping[str, str] = os.environ,
 ) -> Access:
-    """Of a person, as kubectl: by the kubeconfig that is named, else KUBECONFIG's, else ~/.kube/config, else this pod's account."""
+    """Of a person: by the kubeconfig that is named, else KUBECONFIG's, else ~/.kube/config, else by this pod's account."""
     return find_access(kubeconfig or _users_kubeconfig(environment), account, environment, context)
 
 
 def _users_kubeconfig(environment: Mapping[str, str]) -> Path | None:
     if named := environment.get("KUBECONFIG"):
         return Path(named)  # or several, between colons
-    own = Path(os.path.expanduser("~/.kube/config"))
+    own = Path(os.path.expanduser("~/.kube/config"))  # noqa: PTH111  a pod's user may have no home: no error
     return own if own.exists() else None
 
 
@@ -165,8 +165,8 @@ def _context(merged: Any, name: str) -> Mapping[str, Any]:
 def _part(merged: Any, context: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """The cluster or the user that a context names; empty without one."""
     name = (context.get("context") or {}).get(kind)
-    found = (node.value for node in merged.value[f"{kind}s"] if node.value["name"] == name)
-    part: Mapping[str, Any] = next(found, {}).get(kind) or {}
+    found: Any = next((node.value for node in merged.value[f"{kind}s"] if node.value["name"] == name), {})
+    part: Mapping[str, Any] = found.get(kind) or {}
     return part
 
 

@@ -22,6 +22,7 @@ from coxswain_cli.reporting.read import mixes_of, mounted_job, read_steps
 from coxswain_cli.reporting.step_selection import chosen_steps
 from coxswain_cli.summary import has_ended
 from coxswain_cli.workdir import condition
+from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes.access import Access, users_access
 from coxswain_operator.kubernetes.connection import MERGE, Connection, NotFound
 from coxswain_operator.kubernetes.resources import BY_KIND
@@ -65,12 +66,14 @@ class ClusterReader:
         return _asked(self._access, ask)
 
     def record(self, steps: tuple[int, ...]) -> RecordedRun:
-        async def ask(connection: Connection) -> tuple[Manifest, JobConfig | None, tuple[RecordedEvent, ...]]:
+        async def ask(connection: Connection) -> tuple[Manifest, RecordedRun]:
             job = await self._job(connection)
-            return job, await self._config(connection, job), await self._events(connection, job)
+            config, missing = await self._config(connection, job)
+            events, status, notes = await self._events(connection, job), job.get("status") or {}, tuple(missing)
+            mixes = mixes_of(config)
+            return job, RecordedRun(self._name, events=events, job=config, status=status, mixes=mixes, notes=notes)
 
-        job, config, events = _asked(self._access, ask)
-        run = RecordedRun(self._name, events=events, job=config, status=job.get("status") or {}, mixes=mixes_of(config))
+        job, run = _asked(self._access, ask)
         return _with_steps(run, job["spec"]["checkpoint"]["uri"], steps)
 
     def logs(self, member: str, follow: bool, write: Write) -> None:
@@ -106,11 +109,14 @@ class ClusterReader:
         found = await connection.call("GET", _PODS.path(self._namespace), labelSelector=selector)
         return list(found["items"])
 
-    async def _config(self, connection: Connection, job: Manifest) -> JobConfig | None:
-        """The resolved job; None before the operator has resolved it."""
+    async def _config(self, connection: Connection, job: Manifest) -> tuple[JobConfig | None, list[str]]:
+        """The resolved job, None before the operator has resolved it; and why it cannot be read."""
         selector = f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"
-        found = await connection.call("GET", _MAPS.path(self._namespace), labelSelector=selector)
-        return mounted_job(found["items"])
+        try:
+            found = await connection.call("GET", _MAPS.path(self._namespace), labelSelector=selector)
+        except Denied as error:
+            return None, [f"no settings of the job, such as its mix: {error}"]
+        return mounted_job(found["items"]), []
 
     async def _events(self, connection: Connection, job: Manifest) -> tuple[RecordedEvent, ...]:
         selector = f"involvedObject.uid={job['metadata']['uid']}"
@@ -172,10 +178,11 @@ def _with_steps(run: RecordedRun, uri: str, wanted: tuple[int, ...]) -> Recorded
     try:
         mixes, lines = _stored(uri, run.job)
     except (CoxswainError, OSError) as error:
-        return replace(run, notes=(f"no steps: {uri} cannot be read from here ({error})",))
+        return replace(run, notes=(*run.notes, f"no steps: {uri} cannot be read from here ({error})"))
     steps, redone, unreadable = read_steps(lines)
     note = f"steps up to the last checkpoint, from {uri}; timings stay in the coordinator's pod"
-    return replace(run, steps=steps, redone=redone, unreadable=unreadable, mixes=mixes or run.mixes, notes=(note,))
+    notes = (*run.notes, note)
+    return replace(run, steps=steps, redone=redone, unreadable=unreadable, mixes=mixes or run.mixes, notes=notes)
 
 
 def _stored(uri: str, config: JobConfig | None) -> tuple[tuple[MixInForce, ...], list[bytes]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from coxswain.api.jobfiles import load_run
 from coxswain.errors import Refused
+from coxswain.names import ANNOTATION_STOP_AT
 from coxswain_cli.__main__ import app
 from coxswain_cli.apply import apply
 from coxswain_cli.preflight import lock_checkpoints
@@ -162,6 +164,33 @@ def named(tmp_path, name):
     objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/{name}")
     objects[-1]["metadata"]["name"] = name
     return write(tmp_path / f"{name}.yaml", objects)
+
+
+def test_a_file_that_suspends_its_job_is_refused_with_the_way_out_and_the_way_out_holds(job_file, tmp_path, monkeypatch):
+    objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints")
+    objects[-1]["spec"]["suspend"] = True
+    assert "TrainingJob small: spec.suspend: true: " in (said := refused(job_file, tmp_path, objects))
+    way_out = re.search(r"give (--set \S+)$", said).group(1)
+    monkeypatch.setattr("coxswain_cli.run.run", not_run)
+    assert cox("run", job_file, "--workdir", tmp_path / "work", *way_out.split()) == (0, "")
+
+
+def test_a_file_that_stops_its_job_at_a_step_is_refused_with_the_way_out_and_the_way_out_holds(
+    job_file, tmp_path, monkeypatch
+):
+    objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints")
+    objects[-1]["metadata"]["annotations"] = {ANNOTATION_STOP_AT: "7"}
+    said = refused(job_file, tmp_path, objects)
+    assert "TrainingJob small: metadata.annotations: coxswain.dev/stop-at-step is set by `cox run --until-step N`" in said
+    del objects[-1]["metadata"]["annotations"]
+    monkeypatch.setattr("coxswain_cli.run.run", not_run)
+    way_out = ("run", write(job_file, objects), "--workdir", tmp_path / "work", "--until-step", 7)
+    assert "take it out" in said and cox(*way_out) == (0, "")
+
+
+async def not_run(*_):
+    """Once nothing was refused."""
+    return 0
 
 
 async def test_a_second_job_in_a_work_directory_is_refused_and_leaves_it_as_it_was(job_file, tmp_path):

@@ -1,10 +1,11 @@
 """A straggler on real processes: four replicas of `cox run`, one of which is throttled to a part of its share of a core.
 
 In each round the same steps run on equal devices, with our action Rebalance, and by the rivals: rigid (action None), data-only
-(whole sequences alone are weighed by speed, no sequence is shared), and without the device (three replicas). Restarting
+(whole sequences are weighed by speed, none is shared), and without the device (three replicas). Restarting
 without the device is that, less the seconds that `cox run` takes to its first step. Each worker has a control group with the
 same share; the throttled one's is cut once its history is known. All loads are equal but for what each balance makes of
-them. `python -m bench.straggler_cpu [--rounds 3]`, as root: it makes control groups.
+them. A replica holds the longest sequence, in all runs alike: with less memory data-only cannot run at all.
+`python -m bench.straggler_cpu [--rounds 3]`, as root: it makes control groups.
 """
 
 from __future__ import annotations
@@ -62,11 +63,9 @@ def job_of(folder: Path, name: str, options: argparse.Namespace) -> list[dict[st
     )
     spec = found[-1]["spec"]
     spec["checkpoint"]["everySteps"] = 100_000
-    whole = name == "data-only"
-    spec["parallelism"]["hybridData"] = {
-        "tokensPerReplica": options.longest if whole else options.longest // 2,
-        "maxDegree": 1 if whole else trainers, "balance": "Makespan",
-    }  # fmt: skip
+    degree = 1 if name == "data-only" else trainers
+    hybrid = {"tokensPerReplica": options.capacity, "maxDegree": degree, "balance": "Makespan"}
+    spec["parallelism"]["hybridData"] = hybrid
     return found
 
 
@@ -149,7 +148,9 @@ def summary(rounds: list[dict[str, Result]], options: argparse.Namespace) -> dic
     return {
         "tokens/s": {name: [each[name] for each in rates] for name in rates[0]},
         "optimum over ours": median(each["optimum"] / each["ours"] for each in rates),
-        "ours over": {rival: median(each["ours"] / each[rival] for each in rates) for rival in RIVALS},
+        "ours over": {
+            rival: median(each["ours"] / each[rival] for each in rates) for rival in RIVALS if rival in rates[0]
+        },
         "steps to confirm": [each["ours"].confirmed for each in rounds],
         "steps to plan around": [each["ours"].planned_around for each in rounds],
         "same processes": all(each["ours"].same_processes for each in rounds),
@@ -164,10 +165,15 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=0.4, help="of a core, for each replica")
     parser.add_argument("--slowdown", type=float, default=4.0)
     parser.add_argument("--longest", type=int, default=1024, help="maxSequenceTokens")
+    parser.add_argument(
+        "--capacity", type=int, default=1024, help="tokensPerReplica; below --longest, rings are needed"
+    )
     parser.add_argument("--tokens", type=int, default=8192, help="tokensPerStep")
     parser.add_argument("--horizon", type=int, default=100, help="steps over which a restart is paid for")
     parser.add_argument("--only", nargs="+", default=("normal", "ours", "rigid", "data-only", "drop-device"))
     options = parser.parse_args()
+    if options.capacity < options.longest and "data-only" in options.only:
+        parser.error("data-only shares no sequence: give --capacity of at least --longest, or leave it out of --only")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that runs end and groups are removed
     rounds: list[dict[str, Result]] = []
     with tempfile.TemporaryDirectory(prefix="coxswain-straggler-") as name:

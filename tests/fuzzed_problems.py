@@ -76,7 +76,7 @@ def fuzzed_problem(seed: int, replicas: int = 12, pipelines: float = 0.0) -> Fuz
         max_degree=degree,
         kinds=kinds,
         nodes=_nodes(rng, count),
-        stages=[stages[kind] for kind in kinds],
+        layout=_layout(kinds, stages),
     )
     return FuzzedProblem(problem, _layout(kinds, stages))
 

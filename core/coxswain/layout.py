@@ -101,6 +101,12 @@ def layout_for(devices: Iterable[Device], layers: int, parallelism: ParallelConf
     return uniform_layout(mine, layers, parallelism.tensor, parallelism.pipeline)
 
 
+def pipelines_of(stages: Sequence[int]) -> Layout:
+    """Replicas of so many stages each, of one layer and one device."""
+    known = {n: Replica(tuple(Stage((Device(0, s),), s, s + 1) for s in range(n))) for n in set(stages)}
+    return Layout(tuple(known[n] for n in stages))
+
+
 def capacities_of(layout: Layout, parallelism: ParallelConfig) -> list[int]:
     """Tokens of a task, by replica: those of its shape. One of a shape that the job does not name has the least of all."""
     shapes, most = parallelism.layout, parallelism.tokens_per_replica

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from coxswain.layout import pipelines_of
 from coxswain.plan.pipelines.bound import ideal_bubble
 from coxswain.plan.pipelines.classes import deal, short_of
 from coxswain.plan.pipelines.dispatch import Trial, drafts_of, end_of, search
 from coxswain.plan.pipelines.groups import Stack
 from coxswain.plan.pipelines.operations import ordered
-from coxswain.plan.pipelines.ramps import even_pipelines, ramp, ramp_wait
+from coxswain.plan.pipelines.ramps import ramp, ramp_wait
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import Problem, make_problem
 from coxswain.plan.simulate import simulate
@@ -23,7 +24,7 @@ K = 1024
 
 def end_of_one(took: list[float], stages: int) -> float:
     tasks = [Task(i, "pack", (0,), (), seconds) for i, seconds in enumerate(took)]
-    return ordered(even_pipelines(1, stages), tasks).seconds
+    return ordered(pipelines_of([stages]), tasks).seconds
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 5, 8])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 from coxswain.plan.assemble import assemble
-from coxswain.plan.makespan.dealing import by_kind
+from coxswain.plan.dealing import by_kind
 from coxswain.plan.makespan.search import makespan
 from coxswain.plan.pipelines.dispatch import on_pipelines
 from coxswain.plan.problem import Planner, make_problem

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
+from coxswain.layout import Layout, pipelines_of
 
 MOST_REPLICAS = 100_000
 MOST_TOKENS = 1_000_000_000  # of one sequence, and of one task
@@ -34,6 +35,8 @@ class Problem:
     node_size: int  # replicas of the largest node
     kinds: NDArray[np.int64]
     nodes: NDArray[np.int64]  # node of each replica, 0, 1, ...; a node's replicas need not be neighbours
+    layout: Layout  # stages of each replica, their layers and devices
+    loss: float  # what a replica's last stage does besides its layers, in layers
     stages: NDArray[np.int64]  # pipeline stages of each replica
 
     @property
@@ -75,11 +78,14 @@ def make_problem(
     kinds: Sequence[int] | None = None,
     nodes: Sequence[int] | None = None,
     stages: int | Sequence[int] = 1,
+    layout: Layout | None = None,
+    loss: float = 0.0,
 ) -> Problem:
     """Makes the problem of a step's numbers; Refused names the number that is wrong.
 
     `capacity`, `kinds` and `stages`: of all replicas, or one per replica. `nodes`: any number for each replica, equal
-    where replicas share a node; without it every `node_size` replicas in a row do.
+    where replicas share a node; without it every `node_size` replicas in a row do. `layout`: what the replicas are; without
+    it each is a pipeline of so many equal `stages`.
     """
     for name, value, most in (
         ("replicas", replicas, MOST_REPLICAS),
@@ -97,14 +103,17 @@ def make_problem(
     if (wrong := ~((rates >= SLOWEST) & (rates <= FASTEST))).any():
         at = int(wrong.argmax())
         raise Refused("BadSpeeds", f"speeds[{at}] is {rates[at]}; speeds must be from {SLOWEST:g} to {FASTEST:g}")
-    capacities, depth = _each("capacity", capacity, replicas), _each("stages", stages, replicas)
+    capacities = _each("capacity", capacity, replicas)
+    pipelines = layout or pipelines_of(_each("stages", stages, replicas).tolist())
+    depth = np.array([len(replica.stages) for replica in pipelines.replicas], dtype=np.int64)
     named = _each("kinds", 0 if kinds is None else kinds, replicas)
     homes = np.arange(replicas) // node_size if nodes is None else _each("nodes", nodes, replicas)
     home = np.unique(homes, return_inverse=True)[1].reshape(-1).astype(np.int64)
     _, kind = np.unique(np.stack([named, capacities]), axis=1, return_inverse=True)
     largest = node_size if nodes is None else int(np.bincount(home).max())
     kind = kind.reshape(-1).astype(np.int64)
-    problem = Problem(s, replicas, capacities, cost, rates, min(max_degree, replicas), largest, kind, home, depth)
+    most = min(max_degree, replicas)
+    problem = Problem(s, replicas, capacities, cost, rates, most, largest, kind, home, pipelines, loss, depth)
     _must_fit(problem)
     return problem
 

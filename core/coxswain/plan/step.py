@@ -47,7 +47,8 @@ def plan_step(
         max_degree=parallelism.max_degree,
         kinds=kinds_of(layout),
         nodes=nodes,
-        stages=[len(replica.stages) for replica in layout.replicas],
+        layout=layout,
+        loss=loss,
     )
     problem = dataclasses.replace(problem, speeds=problem.speeds * rates_of(layout, loss))
     placement = assemble(problem, parallelism.balance.lower(), planner(parallelism.balance)(problem))

@@ -14,8 +14,8 @@ import numpy as np
 
 from coxswain.cost.model import Floats
 from coxswain.plan.bounds import lower_bound
+from coxswain.plan.dealing import by_kind
 from coxswain.plan.makespan.columns import are_few, place_columns
-from coxswain.plan.makespan.dealing import by_kind
 from coxswain.plan.makespan.degrees import degrees_by, ring_seconds
 from coxswain.plan.makespan.loads import Ints
 from coxswain.plan.makespan.meshes import or_mesh

@@ -13,7 +13,6 @@ from coxswain.plan.makespan.degrees import ring_seconds
 from coxswain.plan.pipelines.classes import Deal, Packs, Short, cut_packs, deal, level_rest, short_of
 from coxswain.plan.pipelines.groups import Group, Rings, Stack, degrees_for, rings_of
 from coxswain.plan.pipelines.operations import ordered
-from coxswain.plan.pipelines.ramps import even_pipelines
 from coxswain.plan.problem import Draft, Planner, Problem
 from coxswain.plan.simulate import seconds_of, simulate
 from coxswain.plan.values import Task
@@ -48,18 +47,21 @@ def _dispatched(problem: Problem, flat: Planner) -> list[Draft]:
     count = int((problem.lengths > problem.capacity).sum())
     trial, rival = search(problem, order[:count], order[count:]), flat(problem)
     mine = drafts_of(trial)
-    hopeless = _estimate(problem, rival) >= trial.dealt.level
+    level = max(trial.dealt.level, _estimate(problem, mine))  # a ring of mine may have left its node
+    hopeless = _estimate(problem, rival) >= level
     return mine if hopeless or end_of(problem, mine) <= end_of(problem, rival) else rival
 
 
 def end_of(problem: Problem, drafts: list[Draft]) -> float:
-    """When the last pipeline of equal stages ends."""
+    """When the last stage of the last replica ends."""
+    if (problem.stages == 1).all():
+        return simulate(problem, drafts).makespan
     seconds = simulate(problem, drafts).seconds
     tasks = [
         Task(i, "ring" if len(d.members) > 1 else "pack", d.members, (), took, d.wave)
         for i, (d, took) in enumerate(zip(drafts, seconds, strict=True))
     ]
-    return ordered(even_pipelines(problem.replicas, int(problem.stages.max())), tasks).seconds
+    return ordered(problem.layout, tasks, problem.loss).seconds
 
 
 def _estimate(problem: Problem, drafts: list[Draft]) -> float:

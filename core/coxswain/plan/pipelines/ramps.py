@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from coxswain.cost.model import Floats
-from coxswain.layout import Device, Layout, Replica, Stage
+from coxswain.layout import pipelines_of
 from coxswain.plan.pipelines.operations import ordered
 from coxswain.plan.values import Task
 
@@ -27,10 +27,5 @@ def ramp_wait(stages: int) -> float:
     parts = ramp(stages)
     took: list[float] = [*parts[::2].tolist(), *[1.0] * stages, *parts[::-2].tolist()]
     tasks = [Task(i, "pack", (0,), (), seconds) for i, seconds in enumerate(took)]
-    end: float = ordered(even_pipelines(1, stages), tasks).seconds
+    end: float = ordered(pipelines_of([stages]), tasks).seconds
     return end - sum(took)
-
-
-def even_pipelines(replicas: int, stages: int) -> Layout:
-    """Replicas of so many stages of one layer and one device each."""
-    return Layout((Replica(tuple(Stage((Device(0, s),), s, s + 1) for s in range(stages))),) * replicas)

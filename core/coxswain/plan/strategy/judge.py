@@ -57,18 +57,19 @@ def trial_of(machine: Machine, counts: Counts, recompute: Recompute, capacities:
 
 
 def _placed(machine: Machine, layout: Layout, trial: Trial, lengths: Ints, balance: str) -> float:
-    nodes = nodes_of(layout)
+    nodes, loss = nodes_of(layout), loss_layers(machine.model)
     exchange = head_exchange(machine.attention, machine.model, layout, nodes, trial.recompute)
     problem = make_problem(
         lengths,
         replicas=len(layout.replicas),
         capacity=trial.each(trial.capacities),
         cost=CostModel(repeated(machine.constants, trial.recompute), exchange),
-        speeds=trial.each(trial.speeds) if trial.speeds else rates_of(layout, loss_layers(machine.model)),
+        speeds=trial.each(trial.speeds) if trial.speeds else rates_of(layout, loss),
         max_degree=machine.max_degree,
         kinds=kinds_of(layout),
         nodes=nodes,
-        stages=[len(replica.stages) for replica in layout.replicas],
+        layout=layout,
+        loss=loss,
     )
     drafts = planner(balance)(problem)
     kinds = trial.each(range(len(trial.counts)))

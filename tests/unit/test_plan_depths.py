@@ -1,0 +1,83 @@
+"""Replicas of unequal depth: sequences are dealt by when the pipelines end, with their fill and drain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coxswain.config import ModelConfig
+from coxswain.cost import constants_for
+from coxswain.cost.model import CostModel
+from coxswain.layout import Device, Layout, Replica, Stage
+from coxswain.plan.dealing import by_kind
+from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
+from coxswain.plan.pipelines.dispatch import end_of
+from coxswain.plan.planners import BALANCES, planner
+from coxswain.plan.problem import Draft, Problem, make_problem
+
+LAYERS, TOKENS, SINGLES, DEEP = 32, 8192, 4, 8
+MODEL = ModelConfig(layers=LAYERS, hidden=4096, heads=32, kv_heads=8, feed_forward=11008)
+
+
+def pipeline(trainers: range) -> Replica:
+    cuts = [LAYERS * i // len(trainers) for i in range(len(trainers) + 1)]
+    return Replica(tuple(Stage((Device(t, 0),), cuts[i], cuts[i + 1]) for i, t in enumerate(trainers)))
+
+
+ALONE = tuple(pipeline(range(t, t + 1)) for t in range(SINGLES))
+TOGETHER = pipeline(range(SINGLES, SINGLES + DEEP))
+
+
+def problem_of(lengths: Sequence[int], *replicas: Replica, loss: float = 0.0) -> Problem:
+    layout = Layout(replicas)
+    return make_problem(
+        lengths, replicas=len(replicas), capacity=TOKENS, cost=CostModel(constants_for("h100-80g", MODEL)),
+        speeds=rates_of(layout, loss), max_degree=4, kinds=kinds_of(layout), nodes=nodes_of(layout), layout=layout, loss=loss,
+    )  # fmt: skip
+
+
+def planned_end(problem: Problem) -> float:
+    return end_of(problem, planner("makespan")(problem))
+
+
+def best_of_dealings(lengths: list[int]) -> float:
+    """The least end where the pipeline of eight stages gets every n-th sequence by length, or so many of the shortest."""
+    ordered, ends = sorted(lengths), list[float]()
+    every = [set(range(0, len(lengths), n)) for n in (2, 3, 4, 5, 8)]
+    for mine in every + [set(range(len(lengths) * n // 8)) for n in range(1, 8)]:
+        deep = [length for i, length in enumerate(ordered) if i in mine]
+        rest = [length for i, length in enumerate(ordered) if i not in mine]
+        ends.append(max(planned_end(problem_of(deep, TOGETHER)), planned_end(problem_of(rest, *ALONE))))
+    return min(ends)
+
+
+@pytest.mark.parametrize("sequences", [5, 16, 40, 120, 400])
+@pytest.mark.parametrize("seed", range(3))
+def test_four_replicas_of_one_stage_beside_one_of_eight_end_no_later_than_the_best_of_twelve_dealings(
+    sequences: int, seed: int
+) -> None:
+    lengths = np.minimum(TOKENS, np.random.default_rng(seed).lognormal(7, 1, sequences).astype(int) + 1).tolist()
+    assert planned_end(problem_of(lengths, *ALONE, TOGETHER)) <= 1.001 * best_of_dealings(lengths)
+
+
+def test_a_pipeline_ends_when_the_slowest_of_its_unequal_stages_does() -> None:
+    """The last stage has the loss besides its layers."""
+    problem = problem_of([TOKENS] * 16, TOGETHER, loss=3.0)
+    drafts = planner("makespan")(problem)
+    assert end_of(problem, drafts) < end_of(replace(problem, loss=0.0), drafts)
+
+
+def test_what_a_kind_got_before_is_not_planned_again() -> None:
+    """The deals go to and fro between two dealings: each kind sees each of them once."""
+    asked: list[tuple[int, bytes]] = []
+
+    def asking(problem: Problem) -> list[Draft]:
+        asked.append((problem.replicas, problem.lengths.tobytes()))
+        return BALANCES["makespan"](problem)
+
+    lengths = [TOKENS, 5000, 3000]
+    by_kind(asking, problem_of(lengths, *ALONE, TOGETHER), deals=6)
+    assert len(asked) == len(set(asked)) < 12

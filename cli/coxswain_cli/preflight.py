@@ -52,7 +52,9 @@ def check_stops(job: Manifest) -> None:
     name = f"TrainingJob {job['metadata']['name']}"
     if job["spec"].get("suspend"):
         way_out = "take it out, or give --set spec.suspend=false"
-        raise Refused("StoppedByFile", f"{name}: spec.suspend: true: `cox run` trains nothing of a suspended job; {way_out}")
+        raise Refused(
+            "StoppedByFile", f"{name}: spec.suspend: true: `cox run` trains nothing of a suspended job; {way_out}"
+        )
     if names.ANNOTATION_STOP_AT in (job["metadata"].get("annotations") or {}):
         said = f"metadata.annotations: {names.ANNOTATION_STOP_AT} is set by `cox run --until-step N`"
         raise Refused("StoppedByFile", f"{name}: {said}; take it out, and give that option")

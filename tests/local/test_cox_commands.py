@@ -166,10 +166,13 @@ def named(tmp_path, name):
     return write(tmp_path / f"{name}.yaml", objects)
 
 
-def test_a_file_that_suspends_its_job_is_refused_with_the_way_out_and_the_way_out_holds(job_file, tmp_path, monkeypatch):
+def test_a_file_that_suspends_its_job_is_refused_with_the_way_out_and_the_way_out_holds(
+    job_file, tmp_path, monkeypatch
+):
     objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints")
     objects[-1]["spec"]["suspend"] = True
-    assert "TrainingJob small: spec.suspend: true: " in (said := refused(job_file, tmp_path, objects))
+    said = refused(job_file, tmp_path, objects)
+    assert "TrainingJob small: spec.suspend: true: " in said
     way_out = re.search(r"give (--set \S+)$", said).group(1)
     monkeypatch.setattr("coxswain_cli.run.run", not_run)
     assert cox("run", job_file, "--workdir", tmp_path / "work", *way_out.split()) == (0, "")
@@ -181,7 +184,9 @@ def test_a_file_that_stops_its_job_at_a_step_is_refused_with_the_way_out_and_the
     objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints")
     objects[-1]["metadata"]["annotations"] = {ANNOTATION_STOP_AT: "7"}
     said = refused(job_file, tmp_path, objects)
-    assert "TrainingJob small: metadata.annotations: coxswain.dev/stop-at-step is set by `cox run --until-step N`" in said
+    assert (
+        "TrainingJob small: metadata.annotations: coxswain.dev/stop-at-step is set by `cox run --until-step N`" in said
+    )
     del objects[-1]["metadata"]["annotations"]
     monkeypatch.setattr("coxswain_cli.run.run", not_run)
     way_out = ("run", write(job_file, objects), "--workdir", tmp_path / "work", "--until-step", 7)

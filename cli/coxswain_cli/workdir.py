@@ -18,13 +18,13 @@ from coxswain.lines import end_of_lines, lines_from_end
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import StepLine
 from coxswain_cli.reporting.formatting import seconds_of
+from coxswain_cli.reporting.model import EVENTS, STEPS
 
 Manifest = dict[str, Any]
 
 T = TypeVar("T")
 
 RUNS = Path("runs")
-STEPS, EVENTS = "steps.jsonl", "events.jsonl"
 _DIGITS = 10  # with fewer of them a number is one of trainers
 _SCALE = "scale"  # file of a work directory: a request for another number of trainers
 

@@ -19,13 +19,20 @@ from coxswain.structs import UNDECODABLE
 from coxswain.trainer_figures import WINDOW_STEPS
 from coxswain_cli.kept_steps import kept_steps
 from coxswain_cli.reporting.formatting import seconds_of
-from coxswain_cli.reporting.model import Glance, MixInForce, RecordedEvent, RecordedRun, RecordedStep, StepTiming
+from coxswain_cli.reporting.model import (
+    EVENTS,
+    STEPS,
+    TIMINGS,
+    Glance,
+    MixInForce,
+    RecordedEvent,
+    RecordedRun,
+    RecordedStep,
+    StepTiming,
+)
 from coxswain_cli.reporting.step_selection import chosen_steps
 from coxswain_cli.reporting.trainers import latest_figures
-from coxswain_cli.workdir import EVENTS, STEPS
 from coxswain_operator.reconcile.status import JobStatus
-
-TIMINGS = "timings.jsonl"
 
 T = TypeVar("T")
 

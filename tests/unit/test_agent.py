@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from msgspec.structs import replace
 
+from coxswain.api.validate import check
 from coxswain.errors import Refused, Retryable
 from coxswain.live import Held
 from coxswain.wire import Fault
@@ -32,6 +35,7 @@ from tests.unit import agent_fakes
 from tests.unit.agent_fakes import TOKEN, Started, environment, world
 
 FOREVER = "signal.pause()"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -340,7 +344,25 @@ async def test_a_worker_that_the_kernel_kills_for_its_memory_is_reported_as_such
         coordinator.lose(1)
         assert await asyncio.wait_for(started.running, 30) == 1
     assert (exit_.rank, exit_.exit_code, exit_.fault.reason) == (0, -9, "OOMKilled")
-    assert "raise trainers.template.resources.limits.memory" in exit_.fault.message
+    assert faults_with_a_raised_limit(exit_.fault.message) == []
+
+
+def faults_with_a_raised_limit(message):
+    """Of the example for Kubernetes, once the limit is raised where the message says."""
+    objects = yaml.safe_load_all((ROOT / "examples/kubernetes.yaml").read_text())
+    job = next(o for o in objects if o["kind"] == "TrainingJob")
+    field, container, place = re.search(r"raise (\S+) of container (\S+) in (\S+),", message).groups()
+    (own,) = [c for c in valued(job, place.split(".")) if c["name"] == container]
+    *path, last = field.split(".")
+    assert valued(own, path)[last] == "2Gi"
+    valued(own, path)[last] = "4Gi"
+    return check(job)
+
+
+def valued(value, path):
+    for name in path:
+        value = value[name]
+    return value
 
 
 async def test_a_kill_is_not_blamed_on_memory_when_the_kernel_counts_no_new_one(tmp_path, coordinator):

@@ -13,7 +13,7 @@ import pytest
 from coxswain.errors import Refused
 from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.formats.parquet import _BATCH
-from coxswain_data.spool import Data, Spool
+from coxswain_link.spool import Data, Spool
 from tests.unit.test_data_formats import samples, source, texts
 
 

@@ -11,7 +11,7 @@ import zstandard
 
 from coxswain.errors import Refused
 from coxswain_data.formats.object_reader import ObjectReader
-from coxswain_data.spool import Data
+from coxswain_link.spool import Data
 
 T = TypeVar("T", bound=Sized)
 

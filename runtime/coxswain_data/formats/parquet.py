@@ -16,7 +16,7 @@ from coxswain_data.formats.base import Extent, Sample, decoded, some
 from coxswain_data.formats.compression import at_most
 from coxswain_data.formats.object_reader import ObjectReader
 from coxswain_data.formats.ranges import RangeFile
-from coxswain_data.spool import Data
+from coxswain_link.spool import Data
 
 _BUFFER = 1 << 20  # bytes of one read; with pre_buffer on, pyarrow would hold hundreds of MiB
 _BATCH = 8 << 20  # bytes of one write to the spool

@@ -62,9 +62,7 @@ class Straggler:
         """The same device in a world that begins with this step: what began later begins with it."""
         since, planned = min(self.since_step, first_step), self.planned_from
         reached = speed == self.speed and planned is not None and planned < first_step
-        return replace(
-            self, replica=replica, speed=speed, since_step=since, planned_from=planned if reached else None
-        )
+        return replace(self, replica=replica, speed=speed, since_step=since, planned_from=planned if reached else None)
 
 
 def detected(found: Straggler, step: int) -> str:

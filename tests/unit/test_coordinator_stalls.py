@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from coxswain_coordinator.state.job_state import MAX_FAILURES, JobState
 from coxswain_coordinator.world.stalls import ARRIVAL, DATA, LONGEST, SILENCE, OpenStep, StallDetector, silent, stuck
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_lead import training
 from tests.unit.coordinator_samples import committed, session
 
 PLACE = "trainer-{0} (node-{0})".format
@@ -236,18 +238,15 @@ def test_a_job_that_ends_by_its_failures_names_the_end_that_is_reported_behind_w
     assert (state.fault.reason, says in state.fault.message) == (reason, True)
 
 
-def test_a_job_that_ends_by_its_failures_waits_for_no_report_once_the_next_world_could_be_formed(
+@pytest.mark.looptime
+async def test_a_job_that_ends_by_its_failures_waits_for_no_report_once_the_next_world_could_be_formed(
     tmp_path: Path,
 ) -> None:
-    state = on_hearsay(tmp_path)
-    assert state.judge_failures()
-    assert state.fault is not None
-    assert "last: a worker of trainer-0 has lost its peers" in state.fault.message
-
-
-def test_a_world_that_is_lost_already_or_has_saved_its_end_does_not_hang(tmp_path):
-    state = JobState(make_job(tmp_path), build("coordinator"), None, lambda: 0.0)
-    state.session = session(state.job)
-    state.mark_world_lost("rank 0 ended")
-    state.mark_world_hung("silence")
-    assert (state.failures, state.session.hung, state.session.lost) == (0, False, "rank 0 ended")
+    async with training(make_job(tmp_path)) as lead:
+        lead.state.failures = MAX_FAILURES - 1
+        lead.state.fail_world("a worker of trainer-0 has lost its peers", hearsay=True)
+        assert not await lead.state.notifier.wait_until(lambda: lead.work.done(), 10)
+        lead.arrive(left=1)
+        finished = await asyncio.wait_for(lead.work, 60)
+        assert (finished.reason, lead.state.generation) == ("WorkerCrashLoop", 1)
+        assert finished.message.endswith("last: a worker of trainer-0 has lost its peers")

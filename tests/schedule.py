@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests import times
 
 _ONE_API_SERVER = re.compile(
-    r"tests/integration/test_(crd|operator|children|checkpoints|cox_in|gang|harness|pod_security|quarantine|token)"
+    r"tests/integration/test_(crd|operator|children|checkpoints|cox_in|gang|harness|pod_security|quarantine|token|ways_to)"
 )
 _GUESSES = {
     "tests/local": 3.0,

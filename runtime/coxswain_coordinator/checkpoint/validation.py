@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import msgspec
+from msgspec import UNSET
 
 from coxswain.config import JobConfig, ModelConfig, SourceConfig
 from coxswain.errors import Refused
@@ -128,6 +129,9 @@ def check_manifest(job: JobConfig, manifest: CheckpointManifest, sizes: Mapping[
         raise _foreign(key, "model", *_differences(theirs, _model_fields(job.model)))
     if manifest.stream_hash != stream_hash(job):
         raise _foreign_stream(key, None, job)
+    if manifest.optimizer_kind not in (UNSET, job.optimizer.kind):
+        kept = f"bring back optimizer.kind {manifest.optimizer_kind}, or "
+        raise _foreign(key, "optimizer.kind", manifest.optimizer_kind, job.optimizer.kind, kept)
     for name, wanted in ((name, size) for shard in manifest.shards for name, size in shard.objects.items()):
         if sizes.get(name) != wanted:
             found = "is missing" if name not in sizes else f"has {sizes[name]} bytes instead of {wanted}"
@@ -190,10 +194,10 @@ def _named(side: dict[str, str], fields: list[str]) -> str:
     return ", ".join(f"{name} {side.get(name, 'absent')}" for name in fields)
 
 
-def _foreign(where: str, what: str, theirs: str, ours: str) -> Refused:
+def _foreign(where: str, what: str, theirs: str, ours: str, way_out: str = "") -> Refused:
     return Refused(
         "ForeignCheckpoint",
-        f"{where} belongs to another {what}: {theirs}, this job's is {ours}; give this job its own checkpoint.uri",
+        f"{where} belongs to another {what}: {theirs}, this job's is {ours}; {way_out}give this job its own checkpoint.uri",
     )
 
 

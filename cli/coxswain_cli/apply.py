@@ -30,9 +30,10 @@ class Applied:
 async def apply(cluster: LocalCluster, objects: list[Manifest]) -> Applied:
     """Stores all objects.
 
-    Raises Refused, naming every field that may not change once the job has trained.
+    Raises Refused for a second job, and naming every field that may not change once the job has trained.
     """
     wanted = [_in_namespace(o) for o in objects]
+    await _check_alone(cluster, next(o["metadata"]["name"] for o in wanted if o["kind"] == "TrainingJob"))
     stored = [await cluster.get(o["kind"], NAMESPACE, o["metadata"]["name"]) for o in wanted]
     pairs = [(old, new) for old, new in zip(stored, wanted, strict=True) if old]
     refused = [text for old, new in pairs for text in _compared(cluster, old, new)]
@@ -44,6 +45,16 @@ async def apply(cluster: LocalCluster, objects: list[Manifest]) -> Applied:
     changed = any(_content(old) != _content(new) for old, new in pairs) or len(pairs) < len(wanted)
     extended = any(old["kind"] == "TrainingJob" and old["spec"]["stop"] != new["spec"]["stop"] for old, new in pairs)
     return Applied(job, changed, extended)
+
+
+async def _check_alone(cluster: LocalCluster, job: str) -> None:
+    """One job a work directory: its steps, events and logs are in the same files. Those that are there already go on."""
+    there = [o["metadata"]["name"] for o in await cluster.list("TrainingJob", NAMESPACE)]
+    if there and job not in there:
+        raise Refused(
+            "WorkdirTaken",
+            f"{cluster.workdir} holds TrainingJob {', '.join(there)}, not {job}; choose another --workdir",
+        )
 
 
 def _compared(cluster: LocalCluster, old: Manifest, new: Manifest) -> list[str]:

@@ -12,7 +12,7 @@ import msgspec
 from coxswain_cli.interrupts import complain
 from coxswain_cli.progress import View
 from coxswain_cli.summary import exit_code
-from coxswain_cli.workdir import all_steps, condition, last_step
+from coxswain_cli.workdir import condition, last_step
 
 Manifest = dict[str, Any]
 
@@ -46,7 +46,7 @@ class JsonOutput:
             job=job["metadata"]["name"],
             state=how.get("reason", "Unknown"),
             message=how.get("message", ""),
-            step=max((s.step + 1 for s in all_steps(workdir)), default=0),
+            step=last.step + 1 if last else 0,
             loss=last.loss if last else None,
             checkpoint=job.get("status", {}).get("lastCheckpoint"),
             workdir=str(workdir),

@@ -1,4 +1,4 @@
-"""Checks what a run needs of this machine: room on the disk, ports, and a folder of checkpoints of its own."""
+"""Checks what a run needs of its files and of this machine: room on the disk, ports, a folder of checkpoints of its own."""
 
 from __future__ import annotations
 
@@ -42,6 +42,22 @@ def check_volumes(objects: list[Manifest]) -> None:
     ]
     if found:
         raise Refused("NeedsKubernetes", "\n".join(["refused", *(f"  {line}" for line in found)]))
+
+
+def check_stops(job: Manifest) -> None:
+    """Raises Refused for a file that asks for a stop: each repetition would train nothing, and end well.
+
+    A stop that the user asks for meanwhile is in the stored job alone.
+    """
+    name = f"TrainingJob {job['metadata']['name']}"
+    if job["spec"].get("suspend"):
+        way_out = "take it out, or give --set spec.suspend=false"
+        raise Refused(
+            "StoppedByFile", f"{name}: spec.suspend: true: `cox run` trains nothing of a suspended job; {way_out}"
+        )
+    if names.ANNOTATION_STOP_AT in (job["metadata"].get("annotations") or {}):
+        said = f"metadata.annotations: {names.ANNOTATION_STOP_AT} is set by `cox run --until-step N`"
+        raise Refused("StoppedByFile", f"{name}: {said}; take it out, and give that option")
 
 
 def _uris(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -11,13 +11,10 @@ import typer
 
 from coxswain.errors import Refused
 from coxswain_cli.readers.choose import Context, Job, Kubeconfig, Namespace, reader_of, refusals
-from coxswain_cli.readers.folder import FolderReader
-from coxswain_cli.readers.stored_run import is_location
 from coxswain_cli.readers.values import JobReader
 from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.reporting.model import RecordedRun
 from coxswain_cli.reporting.page import page
-from coxswain_cli.workdir import default_workdir
 
 
 def write_report(reader: JobReader, output: Path | None = None, steps: tuple[int, ...] = ()) -> Path:
@@ -35,8 +32,16 @@ def _write_page(run: RecordedRun, target: Path) -> Path:
     return target
 
 
+def _is_plain(target: Path) -> bool:
+    """Whether it is a file, or nothing yet. Writing goes through a link, and into a pipe or a device: none is replaced."""
+    return not target.is_symlink() and (target.is_file() or not target.exists())
+
+
 def _write(target: Path, text: str) -> None:
-    """Replaces the page atomically: a browser may be reading the old one."""
+    """Replaces a file atomically: a browser may be reading the old page."""
+    if not _is_plain(target):
+        target.write_text(text, encoding="utf-8")
+        return
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.write_text(text, encoding="utf-8")
@@ -62,25 +67,18 @@ def report_command(
     """Write one self-contained HTML page about a run: curves, mix, steps planned and measured, events."""
     try:
         with refusals("report"):
-            reader = _reader(job, kubeconfig, context, namespace)
+            reader = reader_of(job, kubeconfig, context, namespace)
             run = reader.record(_numbers(steps))
             if as_json:
                 typer.echo(json.dumps(facts(run)))
             if output is not None or not as_json:
                 for note in run.notes:
                     typer.echo(f"cox report: {note}", err=True)
-                typer.echo(_write_page(run, output or reader.report_path), err=as_json)
+                written = _write_page(run, output or reader.report_path)
+                typer.echo(written, err=as_json or not _is_plain(written))  # a link may lead to standard output
     except OSError as error:
         typer.echo(f"cox report: {error}", err=True)
         raise typer.Exit(2) from error
-
-
-def _reader(job: str, kubeconfig: Path | None, context: str, namespace: str) -> JobReader:
-    """A folder with records needs no cluster's objects: one that was copied has a report, too."""
-    if not (is_location(job) or kubeconfig or context or namespace):
-        by_name = default_workdir(job)
-        return FolderReader(by_name if not Path(job).exists() and by_name.is_dir() else Path(job))
-    return reader_of(job, kubeconfig, context, namespace)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coxswain.exits import Exit
 from coxswain.names import ANNOTATION_STOP_AT
+from coxswain_cli.kept_steps import kept_steps
 from coxswain_cli.progress import amount
 from coxswain_cli.workdir import all_steps, condition
 from coxswain_operator.views import retry_requested
@@ -46,11 +47,10 @@ def summary(job: Manifest, workdir: Path) -> Iterator[str]:
         yield textwrap.fill(
             line, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
         )
-    valid = {s.step: (s.tokens, s.loss) for s in all_steps(workdir)}  # the last line of a step is valid
-    if valid:
-        begin, last = min(valid), max(valid)
-        first = f"{valid[begin][1]:.4f}{f' at step {begin}' if begin else ''}"
-        yield f"  steps        {last + 1}, {amount(_tokens(job, valid))} tokens, loss {first} -> {valid[last][1]:.4f}"
+    if steps := kept_steps(_Step(s.step, s.tokens, s.loss) for s in all_steps(workdir)):
+        begin, last = steps[0], steps[-1]
+        first = f"{begin.loss:.4f}{f' at step {begin.step}' if begin.step else ''}"
+        yield f"  steps        {last.step + 1}, {amount(_tokens(job, steps))} tokens, loss {first} -> {last.loss:.4f}"
     if checkpoint := job.get("status", {}).get("lastCheckpoint"):
         yield f"  checkpoint   before step {checkpoint['step']}, {checkpoint['uri']}"
     for name in ("steps.jsonl", "events.jsonl", "logs"):
@@ -61,10 +61,19 @@ def summary(job: Manifest, workdir: Path) -> Iterator[str]:
         yield f"  to resume    {_to_resume(job)}"
 
 
-def _tokens(job: Manifest, valid: dict[int, tuple[int, float]]) -> int:
+class _Step(NamedTuple):
+    """What is kept of each line: those of a week's run do not fit in memory."""
+
+    step: int
+    tokens: int
+    loss: float
+
+
+def _tokens(job: Manifest, steps: Sequence[_Step]) -> int:
     """Of the whole run: the lines of its first steps may be gone, or in another work directory."""
+    found = sum(step.tokens for step in steps)
     recorded = str((job.get("status", {}).get("progress") or {}).get("tokens", ""))
-    return max(sum(tokens for tokens, _ in valid.values()), int(recorded) if recorded.isdecimal() else 0)
+    return max(found, int(recorded)) if steps[0].step and recorded.isdecimal() else found
 
 
 def _to_resume(job: Manifest) -> str:

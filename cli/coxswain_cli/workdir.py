@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -17,13 +18,13 @@ from coxswain.lines import end_of_lines, lines_from_end
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import StepLine
 from coxswain_cli.reporting.formatting import seconds_of
+from coxswain_cli.reporting.model import EVENTS, STEPS
 
 Manifest = dict[str, Any]
 
 T = TypeVar("T")
 
 RUNS = Path("runs")
-STEPS = "steps.jsonl"
 _DIGITS = 10  # with fewer of them a number is one of trainers
 _SCALE = "scale"  # file of a work directory: a request for another number of trainers
 
@@ -33,10 +34,15 @@ def default_workdir(job: str) -> Path:
 
 
 def find_workdir(job_or_folder: str) -> Path:
-    """Finds a work directory by folder, or by job as runs/JOB. Raises Refused."""
-    for folder in (Path(job_or_folder), default_workdir(job_or_folder)):
-        if (folder / "cluster").is_dir():
-            return folder
+    """Finds a work directory by folder, or by job as runs/JOB; where neither is one, a folder with records, such as a copy.
+
+    Raises Refused.
+    """
+    folders = (Path(job_or_folder), default_workdir(job_or_folder))
+    whole = (folder for folder in folders if (folder / "cluster").is_dir())
+    copied = (folder for folder in folders if any((folder / name).is_file() for name in (STEPS, EVENTS)))
+    if (found := next(chain(whole, copied), None)) is not None:
+        return found
     message = (
         f"{job_or_folder!r} is neither a work directory nor a job below {RUNS}/; `cox run` prints its work directory, and "
         "--namespace names the place of a job in a cluster"

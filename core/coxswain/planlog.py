@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -11,6 +13,8 @@ from coxswain.membership.values import Cursor, Membership
 from coxswain.plan.strategy.values import Strategy
 from coxswain.plan.values import Placement
 from coxswain.structs import prepare
+
+_MANIFEST = re.compile(r"manifests/step-([0-9]{10,})\.json")
 
 
 class LoaderShare(msgspec.Struct, frozen=True):
@@ -101,6 +105,12 @@ def placement_key(generation: int, segment: int, part: int = 0) -> str:
 
 def manifest_key(step: int) -> str:
     return f"manifests/step-{step:010d}.json"
+
+
+def manifest_step(key: str) -> int | None:
+    """The step of a manifest with this key; None: another object, such as a copy that a user has made beside it."""
+    found = _MANIFEST.fullmatch(key)
+    return int(found[1]) if found else None
 
 
 def steps_key(step: int) -> str:

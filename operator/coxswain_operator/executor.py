@@ -1,4 +1,4 @@
-"""Executes a decision: statuses first, then objects in parallel, pods, and all else."""
+"""Executes a decision: statuses first, then events, objects in parallel, pods, and all else."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 
-from coxswain.errors import Refused
+from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import Fault
 from coxswain_operator.children.workload import KIND as WORKLOAD
-from coxswain_operator.cluster import AlreadyExists, Cluster, JobControl
+from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, JobControl
 from coxswain_operator.reconcile.actions import (  # fmt: skip
     Action,
     CheckpointAndStop,
@@ -24,7 +24,7 @@ from coxswain_operator.reconcile.actions import (  # fmt: skip
     Quarantine,
     WriteStatus,
 )
-from coxswain_operator.refusals import fault_of
+from coxswain_operator.refusals import UNAVAILABLE, fault_of
 from coxswain_operator.slow_start import Call, SlowStartBatch, interleave
 from coxswain_operator.views import Event, Manifest
 
@@ -45,7 +45,7 @@ class ActionExecutor:
         self._quarantining = asyncio.Lock()
 
     def rejection(self, job: Manifest) -> Fault | None:
-        """The first refusal of a child, or of a child's deletion, in the last pass."""
+        """The first refusal of a child, or of a child's deletion, in the last pass; also a failure of the server."""
         return self._rejections.get(job["metadata"]["uid"])
 
     def taken(self, job: Manifest) -> list[tuple[str, str]]:
@@ -59,18 +59,23 @@ class ActionExecutor:
     async def execute(self, job: Manifest, decision: Decision) -> bool:
         """Executes all actions in their order. False: a result was unexpected; observe again soon.
 
-        Creates no pod before everything that pods need exists.
+        Creates no pod before everything that pods need exists. Events follow the status at once: the next pass does not see
+        again what they report. Where the server fails with a child, all else is done before Retryable is raised.
         """
         deletes, creates = decision.of(Delete), decision.of(Create)
         done = [await self._execute_one(job, action) for action in decision.of(WriteStatus)]
         self.forget(job)
+        done += [await self._execute_one(job, event) for event in decision.of(Event)]
         needed = [*(d for d in deletes if not _is_pod(d)), *(c for c in creates if not _is_budget(c))]
         done.append(ready := await self._execute_together(job, needed))
         pods = decision.of(CreatePod) if ready else ()
         done.append(await self._execute_pods(job, [d for d in deletes if _is_pod(d)], pods))
         done.append(await self._execute_together(job, [c for c in creates if _is_budget(c)]))
-        for action in decision.of(LeaveQueue, CheckpointAndStop, Quarantine, EndQuarantine, Event):
+        for action in decision.of(LeaveQueue, CheckpointAndStop, Quarantine, EndQuarantine):
             done.append(await self._execute_together(job, [action]))
+        fault = self.rejection(job)
+        if fault is not None and fault.reason == UNAVAILABLE:
+            raise Retryable(fault.message)
         return all(done)
 
     async def _execute_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:
@@ -143,13 +148,15 @@ class ActionExecutor:
                 return False
             self._taken.setdefault(job["metadata"]["uid"], []).append((kind, name))
             return False
+        except Conflict:  # of something else that the server writes with it, such as a quota's status
+            return False
         return True
 
     async def _permitted(self, job: Manifest, what: str, call: Awaitable[object]) -> None:
-        """Awaits the call, and keeps the job's first refusal."""
+        """Awaits the call, and keeps the job's first refusal, or failure of the server."""
         try:
             await call
-        except Refused as error:
+        except (Refused, Retryable) as error:
             self._rejections.setdefault(job["metadata"]["uid"], fault_of(what, error))
             raise _Rejected from error
 
@@ -158,7 +165,7 @@ async def _attempt(call: Awaitable[object]) -> bool:
     """A node that cannot be quarantined, or admitted again, is no reason to stop a job."""
     try:
         await call
-    except (AlreadyExists, Refused) as error:
+    except (AlreadyExists, Refused, Retryable) as error:
         log.warning("quarantine: %s", error)
         return False
     return True
@@ -172,7 +179,7 @@ async def _run(batch: SlowStartBatch) -> bool:
 
 
 class _Rejected(Exception):
-    """The cluster refuses this child. The next pass decides about it."""
+    """The cluster refuses this child, or fails with it. The next pass decides about it."""
 
 
 def _is_pod(action: Action) -> bool:

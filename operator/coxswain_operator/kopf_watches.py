@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 
 LONGEST_PAUSE = 15.0  # seconds between two attempts of kopf
 AddKey = Callable[[Key], None]
+Work = Callable[[], Awaitable[None]]
 
 
 async def run_watches(
@@ -40,56 +43,57 @@ async def run_watches(
     silence: float = SILENCE_SECONDS,
     quarantine: bool = False,
 ) -> None:
-    """Adds jobs until SIGTERM, which kopf handles. Raises RuntimeError when a watch that is not kopf's ends.
+    """Adds jobs until SIGTERM or SIGINT. Raises RuntimeError when a watch that is not kopf's ends.
 
     `quarantine`: NodeQuarantines are watched too.
     """
-    scopes, kinds = namespaces or ("",), KINDS if quarantine else ALWAYS
-    await cluster.served([kind.plural for kind in kinds])  # kopf looks for the kinds only once, at its start
-    for namespace in scopes:
-        # Jobs before pods: the view of a job's status must not be newer than the view of its pods.
-        await cluster.list("TrainingJob", namespace)
-    others = [asyncio.create_task(_add_jobs_of_pods(cluster, namespace, add)) for namespace in scopes]
-    if quarantine:
-        others.append(asyncio.create_task(_add_jobs_at_quarantines(cluster, scopes, add)))
-    ours = asyncio.create_task(_kopf(_registry(cluster, access, add), namespaces, silence))
-    try:
-        await asyncio.wait({ours, *others}, return_when=asyncio.FIRST_COMPLETED)
-        if not ours.done():
-            raise RuntimeError("the watch of pods or of quarantines has ended; restart the operator")
-        await ours
-    finally:
-        for task in (ours, *others):
-            task.cancel()
-        await asyncio.gather(ours, *others, return_exceptions=True)
+    ended = asyncio.Event()
+    _at_signals(ended.set)
+    works = partial(_works, cluster, access, add, silence=silence, quarantine=quarantine, end=ended.set)
+    following = asyncio.create_task(_follow(cluster, namespaces or ("",), works, quarantine))
+    await _until_one_ends((following, asyncio.create_task(ended.wait())))
 
 
-async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], silence: float) -> None:
-    """Runs kopf until SIGTERM and restarts it when it ends with an error.
-
-    kopf ends at half a line, at an ERROR other than 410, and at a 410 instead of a stream.
-    """
-    failures, clock = 0, asyncio.get_running_loop().time
-    while True:
-        began = clock()
-        try:
-            return await _kopf_once(registry, namespaces, _settings(silence))
-        except Exception as error:
-            failures = 0 if clock() - began > LONGEST_PAUSE else failures + 1
-            log.warning("kopf: %s: %s; restarting its watches", type(error).__name__, error)
-            await asyncio.sleep(random.uniform(0.1, doubled(failures + 1, 0.5, LONGEST_PAUSE)))
-
-
-async def _kopf_once(
-    registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], settings: kopf.OperatorSettings
+async def _follow(
+    cluster: KubernetesCluster, scopes: tuple[str, ...], works: Callable[[str], Iterable[Work]], quarantine: bool
 ) -> None:
-    """Runs kopf's tasks once.
+    """Each namespace by itself: one that is gone, or that the server forbids, takes nothing from the others."""
+    kinds = KINDS if quarantine else ALWAYS
+    await cluster.served([kind.plural for kind in kinds])  # kopf looks for the kinds only once, at its start
+    await _until_one_ends([asyncio.create_task(_after_jobs(cluster, n, work)) for n in scopes for work in works(n)])
+    raise RuntimeError("the watch of pods or of quarantines has ended; restart the operator")
 
-    `kopf.operator` is not used: it cancels every younger task of the process when it ends.
-    """
-    tasks = await kopf.spawn_tasks(
-        registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
-    )
+
+async def _after_jobs(cluster: KubernetesCluster, namespace: str, work: Work) -> None:
+    """Jobs before pods: the view of a job's status must not be newer than the view of its pods."""
+    await cluster.listed("TrainingJob", namespace)
+    await work()
+
+
+def _works(
+    cluster: KubernetesCluster,
+    access: Access,
+    add: AddKey,
+    namespace: str,
+    *,
+    silence: float,
+    quarantine: bool,
+    end: Callable[[], None],
+) -> Iterator[Work]:
+    """What follows one namespace, or all (""). None of it ends by itself."""
+    yield partial(_kopf, _registry(cluster, access, add), namespace, silence, end)
+    yield partial(_add_jobs_of_pods, cluster, namespace, add)
+    if quarantine:
+        yield partial(_add_jobs_at_quarantines, cluster, namespace, add)
+
+
+def _at_signals(end: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+
+
+async def _until_one_ends(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Waits for the first, cancels the others, and raises the first one's error."""
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -100,6 +104,43 @@ async def _kopf_once(
         task.result()
 
 
+async def _kopf(registry: kopf.OperatorRegistry, namespace: str, silence: float, end: Callable[[], None]) -> None:
+    """Runs kopf without end: restarts it when it ends.
+
+    kopf ends at half a line, at an ERROR other than 410, at a 410 instead of a stream, and where it is forbidden to watch.
+    """
+    failures, said, clock = 0, "", asyncio.get_running_loop().time
+    while True:
+        began = clock()
+        try:
+            await _kopf_once(registry, namespace, _settings(silence), end)
+            text = "ended"
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+        failures = 0 if clock() - began > LONGEST_PAUSE else failures + 1
+        log.log(logging.DEBUG if text == said else logging.WARNING, "kopf: %s; restarting its watches", text)
+        said = text
+        await asyncio.sleep(random.uniform(0.1, doubled(failures + 1, 0.5, LONGEST_PAUSE)))
+
+
+async def _kopf_once(
+    registry: kopf.OperatorRegistry, namespace: str, settings: kopf.OperatorSettings, end: Callable[[], None]
+) -> None:
+    """Runs kopf's tasks once.
+
+    `kopf.operator` is not used: it cancels every younger task of the process when it ends.
+    """
+    tasks = await kopf.spawn_tasks(
+        registry=registry,
+        settings=settings,
+        standalone=True,
+        clusterwide=not namespace,
+        namespaces=(namespace,) * bool(namespace),
+    )
+    _at_signals(end)  # kopf has just taken them for this run of it: they would be lost between two runs
+    await _until_one_ends(tasks)
+
+
 async def _add_jobs_of_pods(cluster: KubernetesCluster, namespace: str, add: AddKey) -> None:
     async for change in cluster.watch("Pod", namespace):
         meta = change.object["metadata"]
@@ -107,12 +148,11 @@ async def _add_jobs_of_pods(cluster: KubernetesCluster, namespace: str, add: Add
             add((meta["namespace"], job))
 
 
-async def _add_jobs_at_quarantines(cluster: KubernetesCluster, scopes: tuple[str, ...], add: AddKey) -> None:
+async def _add_jobs_at_quarantines(cluster: KubernetesCluster, namespace: str, add: AddKey) -> None:
     """Every job: pods of any may wait for the node."""
     async for _ in cluster.watch("NodeQuarantine", ""):
-        for namespace in scopes:
-            for job in await cluster.list("TrainingJob", namespace):
-                add((job["metadata"]["namespace"], job["metadata"]["name"]))
+        for job in await cluster.list("TrainingJob", namespace):
+            add((job["metadata"]["namespace"], job["metadata"]["name"]))
 
 
 def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.OperatorRegistry:
@@ -174,6 +214,7 @@ def _settings(silence: float) -> kopf.OperatorSettings:
     settings.watching.inactivity_timeout = silence
     settings.posting.enabled = False  # events are ours: stable reasons, after the status write
     settings.peering.standalone = True  # a Lease decides which operator acts, not kopf's peering
+    settings.process.ultimate_exiting_timeout = None  # else a run that ends kills this process ten minutes later
     settings.scanning.disabled = True  # no rights on namespaces and CRDs; new CRDs need a restart
     settings.watching.chunk_size = 500
     return settings

@@ -126,9 +126,7 @@ async def run(options: Options) -> None:
     assert task is not None
     gc.collect()
     gc.freeze()  # of 80,000 objects that imports leave none is garbage: each full collection would look at them for 60 ms
-    asyncio.get_running_loop().add_signal_handler(
-        signal.SIGTERM, task.cancel
-    )  # while on standby; kopf handles it later
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # until it leads
     access, registry = find_access(options.kubeconfig), metrics.build("operator")
     async with AsyncExitStack() as stack:
         requests = registry["coxswain_api_requests_total"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coxswain.errors import Refused
+from coxswain.errors import Refused, Retryable
 from coxswain.wire import Fault
 from coxswain_operator.cluster import Denied
 
@@ -27,12 +27,16 @@ _KNOWN = (
     ("cannot delete resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
     ("cannot patch resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
 )
+UNAVAILABLE = "ServerUnavailable"  # away, or it cannot ask a webhook
+_ABOVE_LIMIT = "must be less than or equal to"  # a request above its limit, which a LimitRange may have filled in
 
 
-def fault_of(what: str, error: Refused) -> Fault:
+def fault_of(what: str, error: Refused | Retryable) -> Fault:
     """`what`: the object, such as `Pod demo-trainer-0-0`. Retryable: it is tried again, with a pause."""
+    if isinstance(error, Retryable):
+        return Fault(UNAVAILABLE, f"{what}: the API server fails: {error}; it is tried again", retryable=True)
     if not isinstance(error, Denied):
-        return Fault(error.reason, error.message)
+        return Fault(error.reason, error.message + f"; {_LIMITS}" * (_ABOVE_LIMIT in error.message))
     found = ((reason, out) for text, reason, out in _KNOWN if text in error.message)
     reason, way_out = next(found, (error.reason, "it is tried again"))
     return Fault(reason, f"{what} is refused for now: {error.message}; {way_out}", retryable=True)

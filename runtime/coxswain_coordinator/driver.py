@@ -67,6 +67,7 @@ class Driver:
         self._checkpoints = CheckpointStore(state.job, store)
         self._worlds = WorldManager(state, self._log, self._mixes, self._checkpoints, planner, author)
         state.store_executor.watch(lambda: store.last_error)
+        state.is_over = lambda: self._already_over() is not None
         self._stall_detector = StallDetector(state.job.first_step_timeout_seconds)
         self._end_acks: set[str] = set()  # instances of services that have received the end
         self._follows = False  # workers of an earlier coordinator's world may still run
@@ -143,6 +144,7 @@ class Driver:
         if self._claim is not None and await self._claim.acquire(self._store_call, run.wait_for_claim):
             run.manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
         await self._store_call(self._mixes.read)
+        await self._worlds.read_data_end()
         self._follows = await self._store_call(self._log.last_generation) > 0
 
     async def _advance(self) -> bool:
@@ -205,10 +207,13 @@ class Driver:
         run = self._state
         if run.fault is not None:
             return termination.failed(run.fault)
-        mix = self._mixes.mix_at(run.job.mix, run.manifest.cursor.mix if run.manifest else 0)
-        done = termination.already_over(run.job, run.manifest, mix) if run.session is None else None
+        done = self._already_over() if run.session is None or run.session.lost else None
         idle = termination.stopped_idle(run.stop, run.session, run.manifest)
         return done or (None if idle and self._may_save() else idle)
+
+    def _already_over(self) -> Finished | None:
+        run = self._state
+        return termination.already_over(run.job, run.manifest, run.data_ended)
 
     def _may_save(self) -> bool:
         """Whether a world may soon go on that has done more steps than are in a checkpoint: a stop then waits for it."""
@@ -312,9 +317,11 @@ class Driver:
 
     async def _collect_beside(self) -> None:
         """Deletes what is no longer kept. Steps, plans and stall checks do not wait for thousands of deletions."""
+        more = True
         try:
-            await self._store_call(self._log.check_current, self._state.generation)
-            await self._store_call(self._checkpoints.collect, self._pending_keys)
+            while more:
+                await self._store_call(self._log.check_current, self._state.generation)
+                more = await self._store_call(self._checkpoints.collect, self._pending_keys)
             await self._store_call(self._collect_placements)
         finally:
             self._state.notifier.notify(Topic.ANY)

@@ -63,7 +63,7 @@ class RankTiming(msgspec.Struct, frozen=True):
 class TimingLine(msgspec.Struct, frozen=True):
     """One line of `timings.jsonl`: planned beside measured.
 
-    As in steps.jsonl, the last line of a step is the valid one.
+    As in steps.jsonl, a line of a step makes those of it and of later steps before it void.
     """
 
     step: int

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from coxswain.config import JobConfig, MixConfig
+from coxswain.config import JobConfig
 from coxswain.exits import Exit
-from coxswain.membership.stream import exhausted
 from coxswain.wire import CheckpointManifest, Fault, Finished, StopRequest
 from coxswain_coordinator.state.session import Session
 
@@ -13,13 +12,13 @@ def failed(fault: Fault) -> Finished:
     return Finished(Exit.RETRYABLE if fault.retryable else Exit.USER_FAULT, fault.reason, fault.message)
 
 
-def already_over(job: JobConfig, manifest: CheckpointManifest | None, mix: MixConfig) -> Finished | None:
-    """The end of a job whose newest checkpoint is its last one. `mix`: as it was in force there."""
+def already_over(job: JobConfig, manifest: CheckpointManifest | None, data_ended: bool) -> Finished | None:
+    """The end of a job whose newest checkpoint is its last one. `data_ended`: there, by the plan log."""
     if manifest is None:
         return None
     if manifest.step >= job.total_steps:
         return _completed("StopReached", manifest.step)
-    return _completed("DataExhausted", manifest.step) if exhausted(mix, manifest.cursor) else None
+    return _completed("DataExhausted", manifest.step) if data_ended else None
 
 
 def stopped_idle(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
+import uuid
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -10,6 +14,11 @@ import msgspec
 from coxswain.structs import UNDECODABLE, prepare
 from coxswain_data.formats.object_reader import ObjectReader
 from coxswain_link.store import CorruptObject, NotFound, Store
+
+log = logging.getLogger(__name__)
+
+_SECONDS = 30.0
+"""Between two saves of digests, and between two looks at those of other processes."""
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
@@ -20,34 +29,54 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FileIdentities:
-    """Digests of a source's files. `index`, once it is set, keeps them for other processes and the next start."""
+    """Digests of a source's files. `index`, once it is set, keeps them for other processes and the next start.
 
-    def __init__(self, uri: str) -> None:
+    Each process writes an object of its own with the digests that it has made, and reads those of all. A digest counts for
+    a path with an ETag, so no two objects contradict each other, and none is overwritten by another process.
+    """
+
+    def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.index: Store | None = None
-        self._key = f"index/files/{hashlib.sha256(uri.encode()).hexdigest()}.json"
-        self._known: dict[str, Known] | None = None
+        self._uri, self._clock = uri, clock
+        self._folder = f"index/files/{hashlib.sha256(uri.encode()).hexdigest()}"
+        self._own_key = f"{self._folder}/{uuid.uuid4().hex}.json"
+        self._known: dict[tuple[str, str], str] = {}  # by path and ETag
+        self._made: dict[str, Known] = {}  # by this process, by path
         self._unsaved = False
+        self._looked: dict[str, str] = {}  # the ETags of the objects that have been read
+        self._look_at, self._save_at = -float("inf"), clock() + _SECONDS
 
     def of(self, file: ObjectReader) -> str:
-        """The digest of a file; reads it where it may have changed."""
-        found = self._load().get(file.path)
-        if found is None or found.etag != file.etag:
-            found = self._load()[file.path] = Known(file.etag, _digest(file))
-            self._unsaved = True
-        return found.digest
+        """The digest of a file; reads it where it may have changed and no other process has read it meanwhile."""
+        key = file.path, file.etag
+        if key not in self._known:
+            self._look()
+        if key not in self._known:
+            self._made[file.path] = known = Known(file.etag, _digest(file))
+            self._known[key], self._unsaved = known.digest, True
+            if self._clock() >= self._save_at:
+                self.save()
+        return self._known[key]
 
     def save(self) -> None:
-        if self.index is not None and self._unsaved:
-            self.index.put(self._key, msgspec.json.encode(self._load()))
-            self._unsaved = False
+        """Keeps what this process has digested. Otherwise that is done every `_SECONDS`."""
+        if self.index is None or not self._unsaved:
+            return
+        self.index.put(self._own_key, msgspec.json.encode(dict(self._made)))
+        self._unsaved, self._save_at = False, self._clock() + _SECONDS
+        log.info("%d files of %s are digested; %d by this process", len(self._known), self._uri, len(self._made))
 
-    def _load(self) -> dict[str, Known]:
-        if self._known is None:
-            self._known = {}
-            if self.index is not None:
-                with suppress(NotFound, CorruptObject, *UNDECODABLE):  # a torn one is made again
-                    self._known = msgspec.json.decode(self.index.get(self._key), type=dict[str, Known])
-        return self._known
+    def _look(self) -> None:
+        """Reads what other processes have saved since the last look, and earlier ones. Torn objects count for nothing."""
+        if self.index is None or self._clock() < self._look_at:
+            return
+        old = f"{self._folder}.json"  # of earlier releases
+        found = {info.path: info.etag for info in self.index.list(f"{self._folder}/")} | {old: ""}
+        for path in (path for path, etag in found.items() if self._looked.get(path) != etag):
+            with suppress(NotFound, CorruptObject, *UNDECODABLE):
+                for file, known in msgspec.json.decode(self.index.get(path), type=dict[str, Known]).items():
+                    self._known[file, known.etag] = known.digest
+        self._looked, self._look_at = found, self._clock() + _SECONDS
 
 
 def _digest(file: ObjectReader) -> str:

@@ -24,7 +24,7 @@ def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: Loade
 
     Raises Refused: TooManyRejected, SourceEmpty, and the source's own.
     """
-    mine = source.blocks()[share.share :: share.shares]
+    mine = source.blocks(share.share, share.shares)
     indexed: list[BlockEntry] = []
     rejects = _Rejects(source)
     for entry in mine:

@@ -8,18 +8,16 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from coxswain.config import MixConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
-from coxswain.lru_cache import LRUCache
 from coxswain.membership.order import SourceView
 from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
-from coxswain_data.indexer import block_index, index_share
+from coxswain_data.indexer import index_share
 from coxswain_data.open_sources import OpenSource, OpenSources
-from coxswain_data.samples import INDEX_BYTES, Samples, Tokens
+from coxswain_data.samples import Samples, Tokens
 from coxswain_data.source import open_source
 from coxswain_link.store import Store
 
@@ -43,7 +41,6 @@ class LocalData:
         self._mix, self._store, self._known = mix, store, dict(known or {})
         self._open_sources = OpenSources(mix, secrets_dir, self._index, open_one, store)
         self._samples = Samples(self._open_sources, store)
-        self._lengths: LRUCache[str, NDArray[np.uint32]] = LRUCache(INDEX_BYTES, lambda x: x.nbytes)
 
     def blocks(self, source: str) -> Blocks:
         """The whole index of a source."""
@@ -84,11 +81,7 @@ class LocalData:
     def _view(self, source: str) -> SourceView:
         blocks = self.blocks(source)
         counts = np.array([b.samples for b in blocks], dtype=np.int64)
-        return SourceView(source, counts, lambda nth: self._lengths_of(source, blocks[nth]))
-
-    def _lengths_of(self, source: str, entry: BlockEntry) -> NDArray[np.uint32]:
-        parts = self._open_sources.source(source), self._open_sources.tokenizer(source)
-        return self._lengths.get(entry.key, lambda: block_index(*parts, self._store, entry).lengths)
+        return SourceView(source, counts, lambda nth: self._samples.lengths(source, blocks[nth]))
 
 
 def materialise(data: LocalData, sequences: Seq[Sequence]) -> list[Tokens]:

@@ -9,8 +9,8 @@ from coxswain.config import EndpointConfig, MixConfig, SourceConfig, TokenizerCo
 from coxswain.index import BlockEntry
 from coxswain_data.block_map import BlockMap
 from coxswain_data.source import Source, open_source
-from coxswain_data.spool import Spool
 from coxswain_data.tokenizer import Tokenizer, open_tokenizer
+from coxswain_link.spool import Spool
 from coxswain_link.store import Store
 
 OpenSource = Callable[[SourceConfig, Path | None, Spool], Source]

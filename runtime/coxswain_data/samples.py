@@ -1,8 +1,7 @@
-"""Random access to tokenised samples: index, block and tokens, each in a cache bounded in bytes."""
+"""Random access to tokenised samples: index and block on local disk, tokens in memory, each cache bounded in bytes."""
 
 from __future__ import annotations
 
-import resource
 import threading
 from collections.abc import Callable
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.errors import Refused
-from coxswain.index import BlockEntry, BlockIndex, block_key
+from coxswain.index import BlockEntry, block_key
 from coxswain.lru_cache import LRUCache
 from coxswain_data.formats.base import Block
 from coxswain_data.indexer import block_index
@@ -19,21 +18,17 @@ from coxswain_data.tokenizer import ForeignToken, token_ids
 from coxswain_link.store import Store
 
 Tokens = NDArray[np.int32]
+Places = NDArray[np.void]
+_PLACE = np.dtype([("at", np.int64), ("tokens", np.uint32)])  # of a sample in its block
 
 TOKEN_BYTES = 64 << 20  # samples whose pieces are in flight
-INDEX_BYTES = 64 << 20
-_BLOCKS = 8192  # at most: small ones are in memory, and each larger one is a mapping, which keeps a file open
-
-
-def open_files() -> int:
-    """How many files this process may have open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+_BLOCK_FILES, _INDEX_FILES = 1 / 2, 3 / 8  # of the files that the process may open
 
 
 class Samples:
     """Tokens of any sample of the open sources. One thread reads and tokenises at a time.
 
-    Blocks stay on local disk while their window of the order is drawn (membership/order.py), so
+    Blocks and their indexes stay on local disk while their window of the order is drawn (membership/order.py), so
     that each is read once: a window of every source has to fit into the spool.
     """
 
@@ -43,10 +38,13 @@ class Samples:
         self._open_sources, self._store, self._on_sample = open_sources, store, on_sample
         self._lock = threading.Lock()
         self._tokens: LRUCache[tuple[str, int], Tokens] = LRUCache(TOKEN_BYTES, lambda t: t.nbytes)
+        self._spool = spool = open_sources.spool
         self._blocks: LRUCache[tuple[str, str], Block] = LRUCache(
-            lambda: open_sources.spool.budget, lambda b: b.nbytes, min(_BLOCKS, open_files() // 2)
+            lambda: spool.budget, lambda b: b.nbytes, spool.most(_BLOCK_FILES)
         )
-        self._indexes: LRUCache[str, BlockIndex] = LRUCache(INDEX_BYTES, lambda i: i.at.nbytes + i.lengths.nbytes)
+        self._places: LRUCache[str, Places] = LRUCache(
+            lambda: spool.budget, lambda places: places.nbytes, spool.most(_INDEX_FILES)
+        )
 
     @property
     def cached_bytes(self) -> int:
@@ -60,15 +58,20 @@ class Samples:
         with self._lock:
             return self._tokens.get((source, index), lambda: self._tokenised(source, index))
 
+    def lengths(self, source: str, entry: BlockEntry) -> NDArray[np.uint32]:
+        """Token counts of the samples of a block. Raises as `tokens`."""
+        with self._lock:
+            return self._index(source, entry)["tokens"]
+
     def _tokenised(self, source: str, index: int) -> Tokens:
         block_map = self._open_sources.block_map(source)
         block, nth = block_map.locate(index)
         entry = block_map.blocks[block]
-        places = self._indexes.get(entry.key, lambda: self._index(source, entry))
-        tokens = self._encoded(source, entry, int(places.at[nth]))
-        if len(tokens) != places.lengths[nth]:
+        at, length = self._index(source, entry)[nth].tolist()
+        tokens = self._encoded(source, entry, at)
+        if len(tokens) != length:
             raise self._open_sources.source(source).changed(
-                entry.path, f"sample {index} has {len(tokens)} tokens and was indexed with {places.lengths[nth]}"
+                entry.path, f"sample {index} has {len(tokens)} tokens and was indexed with {length}"
             )
         self._on_sample(source)
         return tokens
@@ -82,7 +85,10 @@ class Samples:
                 entry.path, f"decoded when it was indexed and does not now (at {at}: {error})"
             ) from error
 
-    def _index(self, source: str, entry: BlockEntry) -> BlockIndex:
+    def _index(self, source: str, entry: BlockEntry) -> Places:
+        return self._places.get(entry.key, lambda: self._read_index(source, entry))
+
+    def _read_index(self, source: str, entry: BlockEntry) -> Places:
         """Reads the index from the store; builds it from the same content if deleted."""
         self._check_tokenizer(source, entry)
         index = block_index(self._open_sources.source(source), self._open_sources.tokenizer(source), self._store, entry)
@@ -90,7 +96,9 @@ class Samples:
             raise self._open_sources.source(source).changed(
                 entry.path, f"block {entry.ordinal} has {len(index.at)} samples and was indexed with {entry.samples}"
             )
-        return index
+        places = np.empty(entry.samples, _PLACE)
+        places["at"], places["tokens"] = index.at, index.lengths
+        return self._spool.hold_array(places)
 
     def _check_tokenizer(self, source: str, entry: BlockEntry) -> None:
         """Refuses another tokenizer than the one that the index is named after."""

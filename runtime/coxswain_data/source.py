@@ -19,7 +19,7 @@ from coxswain_data.formats.base import Block, Extent, OpenObject
 from coxswain_data.formats.object_reader import ObjectReader, Sizes
 from coxswain_data.formats.tokenbin import companion
 from coxswain_data.identity import FileIdentities
-from coxswain_data.spool import Spool
+from coxswain_link.spool import Spool
 from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, open_store
 
 OPEN_OBJECTS = 8  # held open at once, per source
@@ -63,15 +63,14 @@ class Source:
         """What its store answers instead of the data, while calls are repeated."""
         return self._store.last_error
 
-    def blocks(self) -> list[BlockEntry]:
-        """All blocks, not indexed yet, by (path, ordinal)."""
-        found = [(info, self._identity(info)) for info in self._objects()]
-        if self._files is not None:
-            self._files.save()
-        entries = [_entry(info, etag, extent) for info, etag in found for extent in self._extents(info)]
-        if not entries:
+    def blocks(self, share: int = 0, shares: int = 1) -> list[BlockEntry]:
+        """All blocks of a share, not indexed yet, by (path, ordinal). Of files, those with a block in it are digested."""
+        extents = [(info, extent) for info in self._objects() for extent in self._extents(info)]
+        if not extents:
             raise self._empty("its objects hold no data; fill them, or correct uri or include")
-        return entries
+        mine = extents[share::shares]
+        etags = self._identities({info.path: info for info, _ in mine}, share / shares)
+        return [_entry(info, etags[info.path], extent) for info, extent in mine]
 
     def as_before(self, entry: BlockEntry) -> BlockEntry | None:
         """The block of a file as release 0.1 named it: by size, time and inode. None on S3."""
@@ -113,6 +112,16 @@ class Source:
     def _listed(self, path: str) -> ObjectInfo:
         return self._identified(self._store.head(path), self._store.head)
 
+    def _identities(self, objects: Mapping[str, ObjectInfo], first: float) -> dict[str, str]:
+        """By path. Begins with a part of the files of its own: loaders whose files are the same ones share the work."""
+        infos = list(objects.values())
+        turn = int(first * len(infos))
+        try:
+            return {info.path: self._identity(info) for info in infos[turn:] + infos[:turn]}
+        finally:
+            if self._files is not None:
+                self._files.save()
+
     def _identity(self, info: ObjectInfo) -> str:
         """The ETag that the index knows: of a file, and of its index file, the content's digest."""
         if self._files is None:
@@ -124,7 +133,7 @@ class Source:
     def _objects(self) -> list[ObjectInfo]:
         wanted = include_pattern(self.config.include)
         try:
-            found = self._store.list()
+            found = self._store.corpus(wanted.fullmatch)
         except (NotFound, BucketNotFound) as error:
             raise _not_found(self.config) from error
         mine = [i for i in found if wanted.fullmatch(i.path) and self._is_data(i.path) and self._is_object(i)]
@@ -176,7 +185,7 @@ def include_pattern(glob: str) -> re.Pattern[str]:
     out = ""
     for part in re.split(r"(\*\*/|\*\*|\*|\?)", glob or "**"):
         out += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))
-    return re.compile(out)
+    return re.compile(out, re.DOTALL)
 
 
 def _entry(info: ObjectInfo, etag: str, extent: Extent) -> BlockEntry:

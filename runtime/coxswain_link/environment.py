@@ -141,7 +141,7 @@ def run_service(main: Callable[[Environment], int]) -> int:
     except _Terminated:
         log.info("stopped by SIGTERM")
         return Exit.RETRYABLE
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # where code of the user's calls sys.exit(), the job has not ended
         log.exception("unexpected error")
         write_fault(termination_log, Fault("Crashed", f"{type(error).__name__}: {error}", retryable=True))
         return Exit.RETRYABLE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING
 from obstore.store import S3Store
 
 from coxswain.config import EndpointConfig
-from coxswain.errors import CoxswainError, Refused
+from coxswain.errors import CoxswainError
 from coxswain_link.store_faults import Denied, StoreUnavailable
 
 if TYPE_CHECKING:
+    from botocore.credentials import Credentials
     from obstore.store import ClientConfig, S3Config, S3Credential
 
 _SILENCE = "30s"  # of a server in the middle of an answer
@@ -24,22 +24,35 @@ _FRESH = timedelta(minutes=5, seconds=10)  # obstore asks again five minutes bef
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as boto3 and the aws command know them
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+_FAULTS = (
+    "ProfileNotFound", "ConfigNotFound", "ConfigParseError", "InvalidConfigError", "PartialCredentialsError",
+    "UnknownCredentialError", "MissingDependencyException", "LoginError", "SSOError",
+)  # fmt: skip
+"""botocore's errors of what the user wrote or has to do; its others may pass."""
+
+Keys = tuple[str, str, str | None]
+"""Key, secret and session token."""
 
 
 class Access:
-    """Credentials that obstore asks for repeatedly.
+    """Credentials that obstore asks for repeatedly: the first time at the first call of a store.
 
-    `origin`: where they come from, for messages.
+    What is wrong with them is an error of that call, so that the store waits where they have worked.
     """
 
-    def __init__(self, origin: str, ask: Callable[[], tuple[str, str, str | None]]) -> None:
-        self.origin, self._ask = origin, ask
+    origin = ""  # where they come from, for messages
+
+    def __init__(self) -> None:
         self.fault: CoxswainError | None = None  # of the last request; obstore hides what this raises
+
+    def _keys(self) -> Keys:
+        """Raises Denied, StoreUnavailable."""
+        raise NotImplementedError
 
     def __call__(self) -> S3Credential:
         self.fault = None
         try:
-            key, secret, token = self._ask()
+            key, secret, token = self._keys()
         except CoxswainError as error:
             self.fault = error
             raise
@@ -68,54 +81,63 @@ def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) 
 
 
 def find_access(endpoint: EndpointConfig, secrets_dir: Path | None) -> Access:
-    """From the endpoint's mounted Secret if it names one, else from boto3's chain.
-
-    Raises Refused: SecretIncomplete, AccessDenied.
-    """
+    """The endpoint's mounted Secret if it names one, else boto3's chain."""
     if not endpoint.secret:
-        return _chain()
-    folder = (secrets_dir or Path("/etc/coxswain/secrets")) / endpoint.secret
-    _secret_keys(endpoint.secret, folder)  # fails at once
-    origin = f"of Secret {endpoint.secret!r} (endpoint.secretRef)"
-    return Access(origin, lambda: _secret_keys(endpoint.secret, folder))
+        return _Chain()
+    return _Mounted(endpoint.secret, (secrets_dir or Path("/etc/coxswain/secrets")) / endpoint.secret)
 
 
-def _secret_keys(secret: str, folder: Path) -> tuple[str, str, str | None]:
+class _Mounted(Access):
     """The keys as they are mounted now: the kubelet updates them."""
-    try:
-        key, value = ((folder / name).read_text().strip() for name in _KEYS)
-    except (OSError, UnicodeDecodeError) as error:
-        why = f"{error.filename} is missing" if isinstance(error, OSError) else f"one is no text: {error}"
-        raise Refused(
-            "SecretIncomplete",
-            f"endpoint.secretRef {secret!r}: needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY ({why})",
-        ) from error
-    token = folder / "AWS_SESSION_TOKEN"
-    return key, value, token.read_text().strip() if token.exists() else None
 
+    def __init__(self, secret: str, folder: Path) -> None:
+        super().__init__()
+        self._secret, self._folder = secret, folder
+        self.origin = f"of Secret {secret!r} (endpoint.secretRef)"
 
-def _chain() -> Access:
-    from boto3.session import Session
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
-        credentials = Session().get_credentials()
-    except BotoCoreError as error:
-        raise Denied(f"boto3's chain of credentials: {error}") from error
-    if credentials is None:
-        raise Denied(
-            "boto3's chain found no credentials (environment, profile, web identity, instance); provide some, or name a "
-            "Secret in endpoint.secretRef"
-        )
-    origin = f"of boto3's chain ({credentials.method})"
-
-    def ask() -> tuple[str, str, str | None]:
+    def _keys(self) -> Keys:
         try:
-            frozen = credentials.get_frozen_credentials()
-        except ClientError as error:
-            raise Denied(f"credentials {origin}: {error}") from error
-        except (BotoCoreError, OSError) as error:
-            raise StoreUnavailable(f"credentials {origin}: {error}") from error
+            key, value = ((self._folder / name).read_text().strip() for name in _KEYS)
+            token = self._folder / "AWS_SESSION_TOKEN"
+            return key, value, token.read_text().strip() if token.exists() else None
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"{error.filename} is missing" if isinstance(error, OSError) else f"one is no text: {error}"
+            raise Denied(
+                f"endpoint.secretRef {self._secret!r}: needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY ({why})",
+                "SecretIncomplete",
+            ) from error
+
+
+class _Chain(Access):
+    """boto3's chain, searched until a link has credentials: that of a node may come up after the pod."""
+
+    origin = "of boto3's chain"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: Credentials | None = None
+
+    def _keys(self) -> Keys:
+        from botocore import exceptions as botocore
+
+        faults = tuple(getattr(botocore, name) for name in _FAULTS)
+        try:
+            frozen = self._link().get_frozen_credentials()
+        except (*faults, botocore.ClientError) as error:
+            raise Denied(f"credentials {self.origin}: {error}") from error
+        except (botocore.BotoCoreError, OSError) as error:
+            raise StoreUnavailable(f"credentials {self.origin}: {error}") from error
         return frozen.access_key, frozen.secret_key, frozen.token
 
-    return Access(origin, ask)
+    def _link(self) -> Credentials:
+        from boto3.session import Session
+
+        if self._found is None:
+            self._found = Session().get_credentials()
+        if self._found is None:
+            raise Denied(
+                "boto3's chain found no credentials (environment, profile, web identity, instance); provide some, or name "
+                "a Secret in endpoint.secretRef"
+            )
+        self.origin = f"of boto3's chain ({self._found.method})"
+        return self._found

@@ -20,8 +20,9 @@ from coxswain.config import EndpointConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
 from coxswain.uris import bucket_and_prefix, file_path, is_file
+from coxswain_link.object_info import Listing, ObjectInfo
 from coxswain_link.s3 import Access, find_access, open_s3
-from coxswain_link.store_attempt import Listing, ObjectInfo, StoreAttempt, where
+from coxswain_link.store_attempt import StoreAttempt, where
 from coxswain_link.store_faults import (
     ERRORS,
     BucketNotFound,
@@ -30,6 +31,7 @@ from coxswain_link.store_faults import (
     NotFound,
     ObjectChanged,
     StoreUnavailable,
+    Unreadable,
     translated,
 )
 
@@ -42,6 +44,7 @@ __all__ = [
     "ObjectInfo",
     "Store",
     "StoreUnavailable",
+    "Unreadable",
     "open_store",
     "store_patience",
 ]
@@ -120,6 +123,13 @@ class Store:
             found += page
         return sorted(found)
 
+    def corpus(self, wanted: Callable[[str], object]) -> Listing:
+        """All objects, of any name that others gave them: `list` leaves out files like those that a write stages.
+
+        Raises Refused (Unreadable): for a key of S3 that obstore does not read, for a `wanted` file that cannot be read.
+        """
+        return self.list() if self._access is not None else self._ask("", lambda: self._one.files(wanted))
+
     def delete(self, key: str) -> None:
         """An absent object is no error."""
         try:
@@ -149,7 +159,7 @@ class Store:
 
     def _may_pass(self, error: BaseException) -> bool:
         if isinstance(error, Refused):
-            return self._worked and not isinstance(error, (CorruptObject, ObjectChanged))
+            return self._worked and not isinstance(error, (CorruptObject, ObjectChanged, Unreadable))
         return isinstance(error, Retryable) and not isinstance(error, (NotFound, BucketNotFound))
 
     def _before_retry(self, state: tenacity.RetryCallState) -> None:

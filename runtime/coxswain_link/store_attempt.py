@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, NotFoundError
 
+from coxswain.uris import file_path
+from coxswain_link.files import Files
+from coxswain_link.object_info import Listing, ObjectInfo
 from coxswain_link.store_faults import ERRORS, CorruptObject, CorruptRead, StoreUnavailable
 
 T = TypeVar("T")
 
 PAGE = 1000  # keys of one answer of S3
 _DIGEST = "sha256"  # of the content, in the metadata of every object that we put on S3
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ObjectInfo:
-    path: str  # relative to the store's uri
-    size: int  # bytes
-    etag: str  # content identity; of a file: size, mtime and inode
-
-
-Listing = list[ObjectInfo]
 
 
 class StoreAttempt:
@@ -37,13 +29,16 @@ class StoreAttempt:
 
     def __init__(self, backend: Any, uri: str, remote: bool) -> None:
         self._backend, self._uri, self._remote = backend, uri, remote
+        self._files = None if remote else Files(file_path(uri))
         self._unguarded = remote and str((backend.config or {}).get("endpoint", "")).startswith("http://")
 
     def whole(self, key: str) -> bytes:
         """The content, proved by its digest or, without one, by two equal reads."""
+        if self._files is not None:
+            return self._files.read(key)
         found = obstore.get(self._backend, key)
         data, digest, etag = bytes(found.bytes()), found.attributes.get(_DIGEST), found.meta["e_tag"]
-        if not self._remote or self._proved(data, digest, str(etag).strip('"')):
+        if self._proved(data, digest, str(etag).strip('"')):
             return data
         again = bytes(obstore.get(self._backend, key).bytes())
         if again != data:
@@ -67,6 +62,8 @@ class StoreAttempt:
 
     def piece(self, key: str, start: int, stop: int, etag: str = "") -> bytes:
         """Bytes [start, stop) of the object with this etag, or of any."""
+        if self._files is not None:
+            return self._files.read(key, start, stop, etag)
         options: Any = {"range": (start, stop)} | ({"if_match": etag} if etag and not etag.startswith("W/") else {})
         return self._agreed(key, lambda: bytes(obstore.get(self._backend, key, options=options).bytes()))
 
@@ -86,7 +83,7 @@ class StoreAttempt:
 
     def _there(self, key: str) -> bool:
         try:
-            obstore.head(self._backend, key)
+            self._head(key)
         except (NotFoundError, FileNotFoundError):
             return False
         return True
@@ -99,12 +96,20 @@ class StoreAttempt:
 
     def head(self, key: str) -> ObjectInfo:
         try:
-            return _info(obstore.head(self._backend, key))
+            return self._head(key)
         except (NotFoundError, FileNotFoundError):
             if not self._remote:
                 raise
         obstore.get_range(self._backend, key, start=0, end=1)  # a HEAD answer cannot name a missing bucket
         raise StoreUnavailable(f"{where(self._uri, key)}: was missing for a moment")
+
+    def _head(self, key: str) -> ObjectInfo:
+        return _info(obstore.head(self._backend, key)) if self._files is None else self._files.head(key)
+
+    def files(self, wanted: Callable[[str], object]) -> Listing:
+        """All files of a folder, of any name. Raises Refused for a wanted one that cannot be read."""
+        assert self._files is not None
+        return self._files.list(wanted)
 
     def page(self, prefix: str, after: str) -> tuple[Listing, bool]:
         """The objects behind the key `after`, by path, on S3 at most a page of them; and whether there may be more."""

@@ -6,6 +6,7 @@ import re
 
 from obstore.exceptions import (
     BaseError,
+    InvalidPathError,
     NotFoundError,
     PermissionDeniedError,
     PreconditionError,
@@ -60,11 +61,18 @@ class ObjectChanged(Refused):
         super().__init__("ObjectChanged", f"{where} was replaced since it was listed; bring the former content back")
 
 
+class Unreadable(Refused):
+    """A name that cannot be read: it stays as it is."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__("ObjectUnreadable", f"{where} {why}; rename it, or narrow uri or include to what is wanted")
+
+
 class Denied(Refused):
     """Credentials were refused, or there are none."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__("AccessDenied", message)
+    def __init__(self, message: str, reason: str = "AccessDenied") -> None:
+        super().__init__(reason, message)
 
 
 def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
@@ -74,9 +82,11 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
         return BucketNotFound(f"{where}: there is no such bucket")
     if isinstance(error, PreconditionError):
         return ObjectChanged(where)
-    if isinstance(error, (NotFoundError, FileNotFoundError)):
+    if isinstance(error, InvalidPathError):
+        return Unreadable(where, f"holds a key that cannot be read ({_named_path(text)})")
+    if isinstance(error, (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return NotFound(f"{where} does not exist")
-    denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError))
+    denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError))
     if denied or (credentials and any(f"<Code>{code}<" in text for code in _DENIED)):
         of = f" {credentials}" if credentials else ""
         if "<Code>RequestTimeTooSkewed<" in text:
@@ -88,8 +98,13 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
     return StoreUnavailable(f"{where}: {_summary(text)}{full}")
 
 
-ERRORS = (BaseError, FileNotFoundError)
-"""What obstore raises."""
+ERRORS = (BaseError, OSError)
+"""What obstore and files raise."""
+
+
+def _named_path(text: str) -> str:
+    """What obstore says of a path, with control characters as escapes."""
+    return text.split("\n\nDebug", 1)[0].rpartition("invalid path: ")[2][:300].encode("unicode_escape").decode()
 
 
 def _summary(text: str) -> str:

@@ -19,7 +19,7 @@ from coxswain.errors import Refused, Retryable
 from coxswain.live import Held
 from coxswain_train.parallel.process_groups import ProcessGroups, WorldAborter, leave_world
 from coxswain_train.worker.assignments import Assignment, AssignmentChannel, Leave, Leaving, Left
-from coxswain_train.worker.worker import run_worlds
+from coxswain_train.worker.worlds import run_worlds
 from tests.distributed.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -270,22 +270,47 @@ def test_a_worker_that_is_asked_to_leave_is_aborted_until_it_has_left_and_says_w
     thread.join()
 
 
-@pytest.mark.parametrize(("aborted", "expected"), [(True, Retryable), (False, ValueError)])
-def test_a_group_that_is_used_after_the_abort_breaks_the_world_and_any_other_wrong_value_the_worker(
-    agent: Agent, aborted: bool, expected: type[Exception]
+@pytest.mark.parametrize("error", [ValueError("Invalid process group"), KeyError("a group that is aborted")])
+@pytest.mark.parametrize("aborted", [True, False])
+def test_a_group_that_is_used_while_it_is_aborted_breaks_the_world_and_any_other_wrong_value_the_worker(
+    agent: Agent, aborted: bool, error: Exception
 ) -> None:
-    """torch forgets an aborted NCCL group: it raises ValueError where that is used."""
+    """torch forgets an aborted NCCL group: it raises ValueError where that is used, and KeyError in the midst of it."""
     aborter = WorldAborter()
 
-    def train(_: Assignment) -> int:
+    def train(assignment: Assignment) -> int:
+        if assignment.generation == 2:
+            return 0
         if aborted:
             aborter.abort_world()
-            agent.channel.shutdown(socket.SHUT_WR)
-        raise ValueError("Invalid process group specified or has been destroyed.")
+            agent.assign(2)
+        raise error
 
     agent.assign(1)
-    with pytest.raises(expected, match="Invalid process group"):
-        run_worlds(agent.assignments, aborter, train, next_world_seconds=0)
+    if aborted:
+        assert run_worlds(agent.assignments, aborter, train) == 0
+        return
+    with pytest.raises(type(error)):
+        run_worlds(agent.assignments, aborter, train)
+
+
+def test_an_abort_that_torch_cannot_end_raises_nothing_in_the_thread_that_hears_orders_and_cuts_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken() -> None:
+        raise KeyError("pg_coalesce_state")
+
+    listener, aborter = socket.create_server(("127.0.0.1", 0)), WorldAborter()
+    connection = socket.create_connection(listener.getsockname())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", broken)
+    aborter.abort_world()
+    with pytest.raises(OSError, match=os.strerror(32)):
+        connection.send(b"x")
+    assert aborter.is_aborted() and aborter.is_over()
+    connection.close()
+    listener.close()
 
 
 @pytest.mark.parametrize("error", [Retryable("no data")])

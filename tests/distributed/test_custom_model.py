@@ -201,6 +201,10 @@ WHOLE = """
             specs = GPT2.parameter_specs(model, vocabulary, context)
             return [s for s in specs if not s.name.startswith("h.1.")]
 
+    class Leaving(CustomDecoder):
+        def __init__(self, model, vocabulary):
+            raise SystemExit("no licence")
+
     function = print
 """
 
@@ -208,10 +212,15 @@ WHOLE = """
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, text in (("mine", WHOLE), ("broken", "import no_such_dependency"), ("torn", "def f(:")):
+    for name, text in (
+        ("mine", WHOLE),
+        ("broken", "import no_such_dependency"),
+        ("torn", "def f(:"),
+        ("gone", "raise SystemExit(0)"),
+    ):
         (tmp_path / f"{name}.py").write_text(dedent(text))
     yield
-    for name in ("mine", "broken", "torn"):
+    for name in ("mine", "broken", "torn", "gone"):
         sys.modules.pop(name, None)
 
 
@@ -313,6 +322,8 @@ def test_an_evaluation_drops_nothing_and_the_next_step_does_again() -> None:
         ("no_such_package.gpt:GPT", {}, 2, "(ModuleNotFoundError: No module named 'no_such_package'); put no"),
         ("broken:GPT", {}, 2, "cannot be imported (ModuleNotFoundError: No module named 'no_such_dependency')"),
         ("torn:GPT", {}, 2, "cannot be imported (SyntaxError: "),
+        ("gone:GPT", {}, 2, "cannot be imported (SystemExit: 0)"),
+        ("mine:Leaving", {}, 2, "cannot be made (SystemExit: no licence)"),
         ("mine:GPT", {}, 2, "mine has no class GPT"),
         ("mine:function", {}, 2, "mine has no class function"),
         ("mine:Tiny", {"context": 3}, 2, "cannot be made (TypeError: Tiny.__init__() got an unexpected keyword argument"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -218,6 +219,30 @@ def test_an_export_never_mixes_with_what_a_folder_holds(tmp_path: Path, capsys: 
     assert "OutputExists" in capsys.readouterr().err
     assert json.loads((tmp_path / "empty" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert torch.isfinite(their_logits(tmp_path / "empty")).all()
+
+
+@pytest.mark.parametrize("name", ["out", "weights.safetensors"])
+@pytest.mark.parametrize("there", [True, False], ids=["a link to an output", "a link to nothing yet"])
+def test_an_export_to_a_link_is_written_behind_it(tmp_path: Path, name: str, there: bool) -> None:
+    behind, link = tmp_path / "disk" / name, tmp_path / name
+    behind.parent.mkdir()
+    link.symlink_to(behind)
+    if there:
+        behind.mkdir() if name == "out" else behind.write_bytes(b"old")
+    export(checkpoint(tmp_path / "run", drawn(MODEL), MODEL), link)
+    weights = behind / "model.safetensors" if name == "out" else behind
+    assert link.is_symlink() and safetensors.torch.load_file(weights)
+    assert [path.name for path in behind.parent.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_never_replaced_by_one_of_weights(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    place = tmp_path / "weights.safetensors"
+    make(place)
+    before = place.stat().st_mode
+    with pytest.raises(Refused, match=r"weights\.safetensors' exists and is no file; name another, or remove it"):
+        export(checkpoint(tmp_path / "run", drawn(MODEL), MODEL), place)
+    assert place.stat().st_mode == before
 
 
 def test_a_model_of_ones_own_is_exported_as_weights_alone(tmp_path: Path) -> None:

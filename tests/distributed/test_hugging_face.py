@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -97,6 +100,7 @@ def run(folder: Path, model: ModelConfig, ranks: int, ids: int = 0) -> Store:
     shards = [s for mine in run_ranks(ranks, training.start_and_save, model, folder.as_uri(), ids) for s in mine]
     whole_manifest = replace(training.manifest(0, tuple(shards)), model=model, longest=128)
     store.put(manifest_key(0), msgspec.json.encode(whole_manifest))
+    store.put(f"{manifest_key(0)}.bak", b"{")  # a copy that a user has made
     return store
 
 
@@ -414,3 +418,19 @@ def test_the_export_command_says_what_it_wrote_and_refuses_by_name(tmp_path, cap
         assert main(arguments) == 2
         assert says in capsys.readouterr().err
     assert not (tmp_path / "out-2").exists()
+
+
+ON_A_SMALL_DISK = 'mount -t tmpfs -o size=64k tmpfs "$0" && "$@"; code=$?; ls -A "$0"; exit $code'
+
+
+@pytest.mark.parametrize("output", ["weights.safetensors", "folder"])
+def test_an_export_onto_a_full_disk_says_so_and_leaves_nothing(tmp_path, output):
+    """The disk is smaller than the weights. It is of a mount namespace of its own, and vanishes with it."""
+    uri, disk = run(tmp_path / "run", MODEL, ranks=1).uri, tmp_path / "disk"
+    disk.mkdir()
+    export = (sys.executable, "-m", "coxswain_train.checkpoint.export", uri, str(disk / output))
+    own = ("unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
+    done = subprocess.run([*own, "bash", "-c", ON_A_SMALL_DISK, str(disk), *export], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "No space left on device" in done.stderr and f"{disk}/.{output}.partial" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -21,7 +21,7 @@ from coxswain.layout import Layout
 from coxswain.wire import Shard
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load, snapshots
-from coxswain_train.checkpoint.listings import hulls_of, overlap, with_boxes, with_listing
+from coxswain_train.checkpoint.listings import hulls_of, meet, with_boxes, with_listing
 from coxswain_train.live.state import LiveState
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.parallel.process_groups import ProcessGroups
@@ -383,19 +383,32 @@ def test_a_manifest_says_of_each_shard_with_a_sidecar_only_where_that_is_and_wha
     assert list(with_boxes(store, [shard])) == [inline] == list(with_boxes(store, [inline], ()))
 
 
+@pytest.mark.parametrize("sidecars", [False, True])
+def test_numbered_weights_of_unlike_dimensions_are_saved_and_loaded(tmp_path: Path, sidecars: bool) -> None:
+    """A model of one's own may have nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6)) as its head."""
+    boxes = [full_box("head.0.weight", (4,)), full_box("head.1.weight", (6, 4))]
+    state = {"parameter": {box: torch.rand(box.shape, generator=torch.manual_seed(1)) for box in boxes}}
+    store = open_store(f"file://{tmp_path}", create=True)
+    saved = list(save_load.write_shards(store, snapshots.snapshot(state)))
+    saved = [with_listing(store, s) if sidecars else s for s in saved]
+    rooms = {"parameter": {box: torch.zeros(box.shape) for box in boxes}}
+    save_load.load(store, saved, rooms)
+    assert all(torch.equal(values, state["parameter"][box]) for box, values in rooms["parameter"].items())
+
+
 def test_boxes_that_overlap_are_in_hulls_that_overlap() -> None:
     rng = random.Random(4)
     for _ in range(500):
         one, other = ([_box_of(rng) for _ in range(rng.randint(1, 4))] for _ in range(2))
-        hulls = {hull.tensors: hull for hull in hulls_of(other)}
-        found = any(h.tensors in hulls and overlap(h, hulls[h.tensors]) for h in hulls_of(one))
-        assert found or not any(intersect(a, b) for a in one for b in other)
-    assert not overlap(*(hulls_of([Box(f"layers.{n}.w", (0,), (4,))])[0] for n in (1, 2)))
-    assert not overlap(*(hulls_of([Box("layers.1.w", (n, 0), (4, 4))])[0] for n in (0, 4)))
+        assert meet(hulls_of(one), hulls_of(other)) or not any(intersect(a, b) for a in one for b in other)
+    assert not meet(*(hulls_of([Box(f"layers.{n}.w", (0,), (4,))]) for n in (1, 2)))
+    assert not meet(*(hulls_of([Box("layers.1.w", (n, 0), (4, 4))]) for n in (0, 4)))
 
 
 def _box_of(rng: random.Random) -> Box:
-    name = rng.choice(("head", f"layers.{rng.randint(0, 3)}.q", f"layers.{rng.randint(9, 12)}.o"))
+    name = rng.choice(("head", f"layers.{rng.randint(0, 3)}.q", f"layers.{rng.randint(9, 12)}.o", "layers.4.q"))
+    if name == "layers.4.q":  # of another number of dimensions than the other layers'
+        return Box(name, (rng.randint(0, 9),), (rng.randint(1, 5),))
     return Box(name, (rng.randint(0, 9), rng.randint(0, 9)), (rng.randint(1, 5), rng.randint(1, 5)))
 
 

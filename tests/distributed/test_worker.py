@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import weakref
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import msgspec
@@ -27,10 +29,12 @@ from coxswain_link.environment import Environment
 from coxswain_link.handover import HandoverServer
 from coxswain_link.step_buffer import Buffer, pack
 from coxswain_link.store import open_store
+from coxswain_train.engine.engine import StepInput, StepResult
 from coxswain_train.live.claims import NotHeld
 from coxswain_train.live.state import Cut, LiveState
+from coxswain_train.parallel import process_groups
 from coxswain_train.parallel.state import State
-from coxswain_train.worker import worker
+from coxswain_train.worker import release, worker, worlds
 from coxswain_train.worker.assignments import Assignment
 from tests.distributed import training
 from tests.fake_coordinator import FakeCoordinator
@@ -108,6 +112,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         pod = uuid4().hex
         agent, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         monkeypatch.setenv("COXSWAIN_ORDERS", str(mine.detach()))  # the worker closes it
+        monkeypatch.setattr(
+            process_groups, "_sockets", dict
+        )  # an abort would cut those of the coordinator in this process
         agent.send(msgspec.json.encode(Assignment(1, 0)))
         if agent_goes:
             agent.shutdown(socket.SHUT_WR)
@@ -207,3 +214,71 @@ def test_a_worker_keeps_what_it_holds_where_another_rank_lacks_what_the_source_s
     with pytest.raises(worker.StateNotTaken, match=f"generation 1, step 5: {error}"):
         one._take_over(LiveSource(1, LAYOUT, 5, (Holder(0, 0),)))
     assert (live.current is not None) == kept
+
+
+class Noted(worker.Engine):
+    """Notes its engines. The step of one that `breaks` loses a peer in its update."""
+
+    made: ClassVar[list[weakref.ref[Noted]]] = []
+    breaks: ClassVar[bool] = False
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.made.append(weakref.ref(self))
+
+    def step(self, work: StepInput, began: float) -> StepResult:
+        found = super().step(work, began)
+        if self.breaks:
+            raise Retryable("no data") from RuntimeError("Connection reset by peer")
+        return found
+
+
+@pytest.mark.parametrize(("breaks", "words"), [(False, "the agent is gone"), (True, "no data")])
+def test_a_worker_that_waits_for_its_next_world_holds_no_model_of_the_world_before(
+    run: Any, monkeypatch: pytest.MonkeyPatch, breaks: bool, words: str
+) -> None:
+    """After a planned change, and where the error that broke the world is still to be named."""
+    left: list[bool] = []
+
+    def free_world() -> None:
+        release.free_world()
+        left.extend(made() is not None for made in Noted.made)
+
+    monkeypatch.setattr(Noted, "made", [])
+    monkeypatch.setattr(Noted, "breaks", breaks)
+    monkeypatch.setattr(worker, "Engine", Noted)
+    monkeypatch.setattr(worlds, "free_world", free_world)
+    with pytest.raises(Retryable, match=words):
+        run(OneRankCoordinator(steps=1, end="Moved"), agent_goes=True)
+    assert left == [False]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), Refused("SourceChanged", "it is another")])
+def test_a_worker_that_fails_in_mid_step_aborts_its_world_before_anything_waits_for_what_is_under_way(
+    run: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A collective that waits for this rank would keep its device, and its clean-up, waiting for ever. The fault is its own."""
+    said: list[str] = []
+
+    class Failing:
+        def __init__(self, *_: Any) -> None:
+            self.outbox = SimpleNamespace(close=lambda: said.append("outbox"))
+
+        def run(self) -> int:
+            raise error
+
+        def close(self) -> None:
+            said.append("close")
+
+    class Aborter(worker.WorldAborter):
+        def _abort(self) -> None:
+            said.append("abort")
+            super()._abort()
+
+    monkeypatch.setattr(worker, "Worker", Failing)
+    monkeypatch.setattr(worker, "WorldAborter", Aborter)
+    monkeypatch.setattr(worlds, "leave_world", lambda: said.append("leave"))
+    monkeypatch.setattr(worker.AssignmentChannel, "leave", lambda *_: said.append("a peer's"))
+    with pytest.raises((Retryable, Refused), match=str(error)):
+        run(OneRankCoordinator(), agent_goes=True)
+    assert said == ["abort", "close", *["leave"] * isinstance(error, RuntimeError), "outbox"]

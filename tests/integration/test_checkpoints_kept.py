@@ -15,7 +15,7 @@ from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_link.store import Store, open_store
 from tests.s3server import S3Server
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.test_coordinator_checkpoints import manifest
+from tests.unit.test_coordinator_checkpoints import collect, manifest
 
 STEPS = range(3, 31, 3)
 KEPT = [12, 24, 27, 30]  # the last two, and every twelfth
@@ -84,7 +84,7 @@ def test_the_last_ones_and_every_nth_stay_with_their_shards_and_nothing_else(job
     checkpoints.open()
     for step in STEPS:
         checkpoints.create(saved(job, store, step))
-        checkpoints.collect(set)
+        collect(checkpoints, set)
     assert assert_sound(store) == KEPT
     assert shards(store) == {"common", "pair-2", "pair-4", "pair-5", *(f"own-{step}" for step in KEPT)}
 
@@ -94,7 +94,7 @@ def test_a_shard_that_a_checkpoint_under_way_has_saved_stays(job, store):
     checkpoints.open()
     for step in STEPS:
         checkpoints.create(saved(job, store, step))
-        checkpoints.collect(lambda: {"shards/own-3.safetensors"})
+        collect(checkpoints, lambda: {"shards/own-3.safetensors"})
     assert "own-3" in shards(store)
 
 
@@ -107,7 +107,7 @@ def test_a_coordinator_that_is_killed_between_two_deletions_leaves_only_whole_ch
         for step in STEPS:
             reached = step
             checkpoints.create(saved(job, store, step))
-            checkpoints.collect(set)
+            collect(checkpoints, set)
     assert reached in assert_sound(store), "the newest checkpoint has been made, and stays"
     again = CheckpointStore(job, store)
     found = again.open()
@@ -115,7 +115,7 @@ def test_a_coordinator_that_is_killed_between_two_deletions_leaves_only_whole_ch
     assert found.step == reached
     for step in range(reached + 3, 31, 3):
         again.create(saved(job, store, step))
-        again.collect(set)
+        collect(again, set)
     again.collect_orphans()
     assert assert_sound(store) == KEPT
     assert shards(store) == {"common", "pair-2", "pair-4", "pair-5", *(f"own-{step}" for step in KEPT)}

@@ -125,7 +125,7 @@ def test_a_job_grows_and_shrinks_by_cox_scale_and_the_pods_that_stay_are_the_sam
     def asks(count: int) -> None:
         place = ("--kubeconfig", str(api.kubeconfig), "--namespace", namespace)
         done = CliRunner().invoke(app, ["scale", "demo", str(count), *place])
-        assert (done.exit_code, done.output) == (0, f"{namespace}/demo: asked for {count} trainers\n")
+        assert (done.exit_code, done.output) == (0, f"{namespace}/demo of {api.url}: asked for {count} trainers\n")
 
     async def follows(controller: Controller, count: int) -> None:
         async with asyncio.timeout(60):

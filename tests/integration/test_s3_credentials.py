@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
-from coxswain.names import ENV_STORE_PATIENCE
+from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
 from coxswain_link.s3 import find_access
 from coxswain_link.store import StoreUnavailable, open_store
 from tests.s3server import S3Server
@@ -113,8 +117,13 @@ def test_an_unreachable_token_service_is_retryable(s3: S3Server, tokens, monkeyp
 
 
 def test_a_profile_that_does_not_exist_is_named(s3: S3Server, monkeypatch) -> None:
-    with pytest.raises(Refused, match=r"boto3's chain of credentials: .*absent"):
+    with pytest.raises(Refused, match=r"credentials of boto3's chain: .*absent"):
         read(s3, monkeypatch, {"AWS_PROFILE": "absent"})
+
+
+def test_half_a_pair_of_keys_is_refused(s3: S3Server, monkeypatch) -> None:
+    with pytest.raises(Refused, match=r"credentials of boto3's chain: Partial credentials found in env.*SECRET"):
+        read(s3, monkeypatch, {"AWS_ACCESS_KEY_ID": "half"})
 
 
 def test_missing_keys_are_refused_with_the_ways_to_provide_some(s3: S3Server, monkeypatch) -> None:
@@ -138,3 +147,78 @@ def test_an_endpoint_may_come_from_the_environment_as_for_the_aws_command(s3: S3
     for name, value in {**by_environment(s3, tmp_path, ""), "AWS_ENDPOINT_URL_S3": s3.endpoint_url}.items():
         monkeypatch.setenv(name, value)
     assert open_store("s3://data").get("key") == b"value"
+
+
+class Agent(ThreadingHTTPServer):
+    """A node's agent that gives pods their keys. Until `up`, it takes the port and answers nothing."""
+
+    def __init__(self, s3: S3Server) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.keys, self.up, self.asked = (s3.access_key, s3.secret_key), False, 0
+
+    def __enter__(self) -> Agent:
+        self._thread = threading.Thread(target=self.serve_forever, name="agent")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self._thread.join(timeout=30)
+        self.server_close()
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Agent
+
+    def do_GET(self) -> None:
+        self.server.asked += 1
+        if not self.server.up:
+            self.server.up = self.server.asked >= 4  # boto3 itself asks three times
+            self.connection.close()
+            return
+        key, secret = self.server.keys
+        until = (datetime.now(UTC) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        found = {"AccessKeyId": key, "SecretAccessKey": secret, "Token": "", "Expiration": until}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(found).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def by_agent(agent: Agent) -> Environment:
+    return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{agent.server_address[1]}/"}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_keys_of_an_agent_that_comes_up_after_the_pod_open_the_bucket(s3: S3Server, monkeypatch, known: bool) -> None:
+    with Agent(s3) as agent:
+        for name, value in by_agent(agent).items():
+            monkeypatch.setenv(name, value)
+        store = open_store("s3://data", EndpointConfig(url=s3.endpoint_url, region=s3.region), known=known, patience=30)
+        assert store.get("key") == b"value"
+    assert agent.asked > 4
+
+
+@pytest.mark.parametrize("incarnation", ["0", "3"])
+def test_an_agent_that_stays_away_is_no_fault_of_the_user(s3: S3Server, monkeypatch, incarnation: str) -> None:
+    monkeypatch.setenv(ENV_INCARNATION, incarnation)
+    with pytest.raises(StoreUnavailable, match=r"credentials of boto3's chain: .*container"):
+        read(s3, monkeypatch, {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:9/"})
+
+
+LACKING: list[tuple[EndpointConfig, str]] = [
+    (EndpointConfig(), "boto3's chain found no credentials"), (EndpointConfig(secret="absent"), "secretRef 'absent'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("endpoint", "says"), LACKING, ids=["the chain", "a Secret"])
+@pytest.mark.parametrize("known", [True, False])
+def test_missing_keys_are_waited_for_only_where_the_location_was_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, endpoint: EndpointConfig, says: str, known: bool
+) -> None:
+    store = open_store("s3://data", endpoint, tmp_path, known=known, patience=0.5)
+    with pytest.raises(Refused, match=says):
+        store.get("key")
+    assert ("retrying" in caplog.text) == known

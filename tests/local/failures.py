@@ -40,6 +40,7 @@ OTHERS = [
     for name in (
         "data_formats",
         "data_tar",
+        "data_parquet",
         "data_tokenbin",
         "data_tokenizer",
         "data_index",

@@ -23,7 +23,7 @@ ODD = (
     "", "-1", "0", "7", "1e400", "9" * 30, "9" * 5000, "nan", "inf", "1e9", "0x10", "1_0", "٣", "ü", "a b", "a\nb", "\u2028",
     "--", "-x", "[", "{}", "null", "~", "..", "x" * 5000, "\udcff", "%00", "file:a%00b", "s3://",
     "spec.stop.steps=9", "spec.stop.steps=.nan", "spec.checkpoint.uri=file:a%00b", "spec.checkpoint.uri=file:loop/a",
-    "spec.checkpoint.uri=file:///a%00b", "metadata.name=ü", "spec.trainers=[[", "/proc/self/mem", "/dev/null",
+    "spec.checkpoint.uri=file:///a%00b", "metadata.name=ü", "spec.trainers=[[", "/proc/self/mem",
 )  # fmt: skip
 CLUSTER = ("--kubeconfig", "--context", "--namespace")
 OPTIONS = {
@@ -94,6 +94,9 @@ def whole(tmp_path_factory):
     for name, text in FILES.items():
         (folder / name).write_text(text)
     (folder / "loop").symlink_to("loop")
+    (folder / "null").symlink_to(
+        "/dev/null"
+    )  # by its own name, a command that replaces files would take it from the machine
     yield folder
     del port
 
@@ -185,6 +188,7 @@ def command_line(draw: random.Random, folder: Path) -> list[str]:
         "odd",
         "loop",
         "loop/in",
+        "null",
         *FILES,
     )
     files = [str(folder), *(str(folder / name) for name in names)]
@@ -213,6 +217,8 @@ def cox(monkeypatch):
     monkeypatch.setattr("coxswain_operator.local.cluster.LOCK_SECONDS", 0.0)
     monkeypatch.setattr("coxswain_cli.readers.cluster._DEADLINE", 0.01)
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "no kubeconfig")
+    monkeypatch.setenv("HOME", "no home")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
 
     def invoke(words):
         return CliRunner().invoke(app, words, input="kind: Pod")

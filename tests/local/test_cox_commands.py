@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from coxswain.api.jobfiles import load_run
 from coxswain.errors import Refused
+from coxswain.names import ANNOTATION_STOP_AT
 from coxswain_cli.__main__ import app
+from coxswain_cli.apply import apply
 from coxswain_cli.preflight import lock_checkpoints
 from coxswain_operator.local import LocalCluster
 from tests.local.jobs import job_objects
@@ -43,9 +47,6 @@ def refused(job_file, tmp_path, objects):
 
 async def stored_job(workdir: Path, job_file: Path, state: str, status: str) -> None:
     """A work directory whose job has ended."""
-    from coxswain.api.jobfiles import load_run
-    from coxswain_cli.apply import apply
-
     async with LocalCluster(workdir) as cluster:
         job = (await apply(cluster, load_run([job_file]))).job
         conditions = [{**CONDITION, "type": "Succeeded", "status": status, "reason": state}]
@@ -157,6 +158,62 @@ async def test_a_changed_field_of_the_stream_is_refused_by_name(job_file, tmp_pa
     assert done.returncode == 2
     assert "TrainingJob small: spec.seed" in done.stderr
     assert "another --workdir" in done.stderr
+
+
+def named(tmp_path, name):
+    objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/{name}")
+    objects[-1]["metadata"]["name"] = name
+    return write(tmp_path / f"{name}.yaml", objects)
+
+
+def test_a_file_that_suspends_its_job_is_refused_with_the_way_out_and_the_way_out_holds(
+    job_file, tmp_path, monkeypatch
+):
+    objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints")
+    objects[-1]["spec"]["suspend"] = True
+    said = refused(job_file, tmp_path, objects)
+    assert "TrainingJob small: spec.suspend: true: " in said
+    way_out = re.search(r"give (--set \S+)$", said).group(1)
+    monkeypatch.setattr("coxswain_cli.run.run", not_run)
+    assert cox("run", job_file, "--workdir", tmp_path / "work", *way_out.split()) == (0, "")
+
+
+def test_a_file_that_stops_its_job_at_a_step_is_refused_with_the_way_out_and_the_way_out_holds(
+    job_file, tmp_path, monkeypatch
+):
+    objects = job_objects(f"file://{tmp_path}/corpus", f"file://{tmp_path}/checkpoints")
+    objects[-1]["metadata"]["annotations"] = {ANNOTATION_STOP_AT: "7"}
+    said = refused(job_file, tmp_path, objects)
+    assert (
+        "TrainingJob small: metadata.annotations: coxswain.dev/stop-at-step is set by `cox run --until-step N`" in said
+    )
+    del objects[-1]["metadata"]["annotations"]
+    monkeypatch.setattr("coxswain_cli.run.run", not_run)
+    way_out = ("run", write(job_file, objects), "--workdir", tmp_path / "work", "--until-step", 7)
+    assert "take it out" in said and cox(*way_out) == (0, "")
+
+
+async def not_run(*_):
+    """Once nothing was refused."""
+    return 0
+
+
+async def test_a_second_job_in_a_work_directory_is_refused_and_leaves_it_as_it_was(job_file, tmp_path):
+    await stored_job(tmp_path / "work", job_file, "Suspended", "Unknown")
+    before = {path: path.read_bytes() for path in (tmp_path / "work/cluster").rglob("*.json")}
+    done = run_cox("run", named(tmp_path, "other"), "--workdir", tmp_path / "work")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"cox run: {tmp_path}/work holds TrainingJob small, not other; choose another --workdir\n"
+    assert {path: path.read_bytes() for path in (tmp_path / "work/cluster").rglob("*.json")} == before
+
+
+async def test_two_jobs_that_an_earlier_release_admitted_to_a_work_directory_go_on(job_file, tmp_path):
+    async with LocalCluster(tmp_path / "work") as cluster:
+        for name in ("small", "other"):
+            await cluster.create(job_objects("file:///c", "file:///k")[-1] | {"metadata": {"name": name}})
+        for name in ("small", "other"):
+            objects = load_run([named(tmp_path, name)])
+            assert (await apply(cluster, objects)).job["metadata"]["name"] == name
 
 
 async def test_a_workdir_in_use_is_refused(job_file, tmp_path):

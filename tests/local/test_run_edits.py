@@ -37,11 +37,10 @@ def configuration(run: Run) -> dict:
 def test_each_edit_of_a_job_takes_effect_when_the_table_says(run):
     before = run.digests()
     refused(run)
-    suspended(run)
-    assert run.digests() == before
+    spec(run, "small")["stop"] = {"steps": SECOND}  # at once
     job = spec(run, "small")
     job["optimizer"]["learningRate"] = "1e-3"  # at the next attempt; refused unless the job is suspended
-    job["suspend"], spec(run, "docs")["maxRejected"] = False, 3  # the latter at the next attempt
+    spec(run, "docs")["maxRejected"] = 3  # at the next attempt
     for source in spec(run, "mix")["sources"]:
         source["weight"] = int(source["name"] == "docs")
     assert run.run() == 0, run.output + run.logs()
@@ -58,12 +57,6 @@ def refused(run: Run) -> None:
     assert run.run() == 2
     assert "DataMix mix: spec.seed: seed is immutable" in " ".join(run.output.split())
     spec(run, "mix")["seed"] = 7
-
-
-def suspended(run: Run) -> None:
-    """At once: a suspension, though the raised stop would let the job go on."""
-    spec(run, "small").update(suspend=True, stop={"steps": SECOND})
-    assert run.run() == 0, run.output + run.logs()
 
 
 def followed(run: Run) -> None:

@@ -138,6 +138,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "attempt of a status": status.Attempt,
     "pin of a status": status.Pinned,
     "images of a pin": status.Images,
+    "gang scheduling of a pin": status.GangScheduling,
     "steps.jsonl as a report reads it": model.RecordedStep,
     "timings.jsonl as a report reads it": model.StepTiming,
     "planned task as a report reads it": model.PlannedTask,

@@ -110,19 +110,19 @@ def stream(mix: MixConfig, batch: BatchConfig, lengths: dict[str, Lengths]) -> I
     longest = batch.max_sequence_tokens
     taken = {s.name: Taken(draws(mix, longest, s.name, s.max_passes, lengths[s.name])) for s in mix.sources}
     offset, phase = 0, 0
-    weights = {s.name: s.weight for s in mix.sources}
+    every = [{s.name: s.weight for s in mix.sources}, *(p.weights for p in mix.phases)]
     for step in count():
-        while phase < len(mix.phases):
-            begin = mix.phases[phase]
-            if (step < begin.from_step) if begin.from_step >= 0 else (offset < begin.from_tokens):
-                break
-            phase, weights = phase + 1, begin.weights
-            for source in taken.values():
-                source.tokens = 0
-        active = sorted(n for n in taken if weights.get(n) and not taken[n].left)
+        begun = [step >= p.from_step if p.from_step >= 0 else offset >= p.from_tokens for p in mix.phases]
+        first = next((p for p in range(phase, len(begun)) if not begun[p]), len(begun))
+        phase = _enter(taken, phase, first)
         sequences = []
-        while active and offset < (step + 1) * batch.tokens_per_step:
-            name = _largest_deficit({n: weights[n] for n in active}, {n: taken[n].tokens for n in active})
+        while offset < (step + 1) * batch.tokens_per_step:
+            left = [p for p in range(phase, len(every)) if _active(every[p], taken)]
+            if not left:
+                break
+            phase = _enter(taken, phase, left[0])
+            active = _active(every[phase], taken)
+            name = _largest_deficit(active, {n: taken[n].tokens for n in active})
             drawn = next(taken[name].feed, None)
             if drawn:
                 size = drawn.sequence[4] - drawn.sequence[3]
@@ -130,11 +130,20 @@ def stream(mix: MixConfig, batch: BatchConfig, lengths: dict[str, Lengths]) -> I
                     n + size for n in (offset, taken[name].tokens, taken[name].total)
                 )
                 sequences.append(drawn.sequence)
-            if not drawn or drawn.last:
-                taken[name].left = True
-                active.remove(name)
-        state = {n: (s.tokens, s.total, s.left) for n, s in taken.items()}
-        yield Step(sequences, not active, offset, phase, state)
+            taken[name].left = not drawn or drawn.last
+        ended = not any(_active(weights, taken) for weights in every[phase:])
+        yield Step(sequences, ended, offset, phase, {n: (s.tokens, s.total, s.left) for n, s in taken.items()})
+
+
+def _active(weights: dict[str, int], taken: dict[str, Taken]) -> dict[str, int]:
+    return {n: weights[n] for n in sorted(taken) if weights.get(n) and not taken[n].left}
+
+
+def _enter(taken: dict[str, Taken], phase: int, first: int) -> int:
+    """Enters phase `first`, where it is a later one: all sources count their tokens from 0."""
+    for source in taken.values() if first > phase else ():
+        source.tokens = 0
+    return first
 
 
 def _largest_deficit(weights: dict[str, int], tokens: dict[str, int]) -> str:

@@ -1,8 +1,10 @@
 """The agent runs one worker a seat in each world, and reports how workers end."""
 
 import asyncio
+import dataclasses
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,17 +15,27 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
+from msgspec.structs import replace
 
-from coxswain.errors import Retryable
+from coxswain.api.validate import check
+from coxswain.errors import Refused, Retryable
 from coxswain.live import Held
 from coxswain.wire import Fault
-from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
+from coxswain_train.agent.devices import (
+    fork_server_environment,
+    trainer_devices,
+    visible_devices,
+    worker_environment,
+)
 from coxswain_train.agent.processes import ForkServer, WorkerHandle
 from coxswain_train.worker.assignments import Assignment, Leaving, Left
 from tests.fake_coordinator import FakeCoordinator
+from tests.unit import agent_fakes
 from tests.unit.agent_fakes import TOKEN, Started, environment, world
 
 FOREVER = "signal.pause()"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -56,6 +68,7 @@ def wait_until(condition):
 
 async def test_every_seat_of_a_trainer_gets_a_worker_with_its_rank_and_device(tmp_path, coordinator, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setattr(agent_fakes, "environment", lambda url, index: on("h100-80g", index, url))
     async with Started(coordinator.url, tmp_path, FOREVER, index=1):
         coordinator.publish(world(1))
         seen = await workers(tmp_path, 1, 2)
@@ -331,7 +344,25 @@ async def test_a_worker_that_the_kernel_kills_for_its_memory_is_reported_as_such
         coordinator.lose(1)
         assert await asyncio.wait_for(started.running, 30) == 1
     assert (exit_.rank, exit_.exit_code, exit_.fault.reason) == (0, -9, "OOMKilled")
-    assert "raise trainers.template.resources.limits.memory" in exit_.fault.message
+    assert faults_with_a_raised_limit(exit_.fault.message) == []
+
+
+def faults_with_a_raised_limit(message):
+    """Of the example for Kubernetes, once the limit is raised where the message says."""
+    objects = yaml.safe_load_all((ROOT / "examples/kubernetes.yaml").read_text())
+    job = next(o for o in objects if o["kind"] == "TrainingJob")
+    field, container, place = re.search(r"raise (\S+) of container (\S+) in (\S+),", message).groups()
+    (own,) = [c for c in valued(job, place.split(".")) if c["name"] == container]
+    *path, last = field.split(".")
+    assert valued(own, path)[last] == "2Gi"
+    valued(own, path)[last] = "4Gi"
+    return check(job)
+
+
+def valued(value, path):
+    for name in path:
+        value = value[name]
+    return value
 
 
 async def test_a_kill_is_not_blamed_on_memory_when_the_kernel_counts_no_new_one(tmp_path, coordinator):
@@ -462,11 +493,37 @@ def test_a_container_says_itself_when_its_workers_give_memory_back():
     assert "MALLOC_TRIM_THRESHOLD_" not in fork_server_environment({}, ("0",))
 
 
+def on(hardware, index=0, url=""):
+    env = environment(url, index)
+    return dataclasses.replace(env, job=replace(env.job, parallelism=replace(env.job.parallelism, hardware=hardware)))
+
+
 @pytest.mark.parametrize(
-    "devices, index, expected", [(("0", "1"), 1, "1"), (("0", "1", "2", "3"), 1, "3"), (("GPU-a",), 0, "GPU-a")]
+    "devices, index, expected", [(("0", "1"), 1, "1"), (("0", "1", "2", "3"), 1, "3"), (("GPU-a", "GPU-b"), 0, "GPU-b")]
 )
 def test_a_worker_sees_one_cuda_device(devices, index, expected):
-    assert worker_environment(environment(index=index), 1, devices)["CUDA_VISIBLE_DEVICES"] == expected
+    assert worker_environment(on("h100-80g", index), 1, devices)["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_a_worker_of_a_job_on_cpus_sees_no_cuda_device_also_where_there_are_some(tmp_path):
+    (tmp_path / "nvidia0").touch()
+    env = on("cpu")
+    assert trainer_devices(env.job, {}, tmp_path) == ()
+    assert worker_environment(env, 1, ("0",)) == worker_environment(env, 1, ()) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_a_trainer_that_sees_fewer_devices_than_it_has_workers_is_refused_and_shares_none(tmp_path):
+    job = on("h100-80g").job
+    assert job.devices_per_trainer == 2
+    assert trainer_devices(job, {"CUDA_VISIBLE_DEVICES": "3,5"}) == ("3", "5")
+    assert trainer_devices(job, {}, tmp_path) == ()  # the worker refuses, if torch finds none either
+    with pytest.raises(Refused) as refused:
+        trainer_devices(job, {"CUDA_VISIBLE_DEVICES": "3"})
+    assert refused.value.reason == "TooFewDevices"
+    assert refused.value.message == (
+        "spec.trainers.devicesPerTrainer: 2, and the trainer sees 1 CUDA devices (3); lower devicesPerTrainer, "
+        "or give the trainer as many devices"
+    )
 
 
 def test_cuda_devices_are_found_without_cuda(tmp_path):

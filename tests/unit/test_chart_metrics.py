@@ -4,6 +4,7 @@ understand.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import yaml
 from coxswain.api.dashboards import DASHBOARDS, Panel, dashboard_json
 from coxswain.metrics import METRICS
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service, ports
+from coxswain_operator.kubernetes.connection import Connection
+from coxswain_operator.workqueue import MAX_BACKOFF_SECONDS
 from tests.charts import CHART, NAMESPACE, of_kind, render
 
 pytestmark = pytest.mark.binaries("helm")
@@ -114,6 +117,14 @@ def test_an_alert_asks_for_series_that_exist_and_leads_to_a_page(name: str) -> N
     assert unknown(alert["expr"]) == []
     assert alert["labels"]["severity"] in ("warning", "critical")
     assert re.fullmatch(r"docs/operations\.md#[a-z-]+", alert["annotations"]["runbook_url"])
+
+
+def test_one_job_whose_every_pass_fails_is_enough_for_the_alert() -> None:
+    """A pass waits a minute at most for the next, and up to ten seconds for each of two calls that the server fails."""
+    (alert,) = [a for a in alerts() if a["alert"] == "CoxswainReconcileFails"]
+    (threshold,) = re.findall(r"> ([0-9.]+)$", alert["expr"])
+    call = inspect.signature(Connection).parameters["deadline"].default
+    assert 1 / (MAX_BACKOFF_SECONDS + 2 * call) > float(threshold)
 
 
 def test_without_a_scraped_operator_no_alert_says_that_it_is_down() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Barrier
 
 import msgspec
@@ -13,8 +14,9 @@ from coxswain.config import CheckpointConfig
 from coxswain.digests import STREAM_SEED
 from coxswain.errors import Refused
 from coxswain.membership.stream import initial_cursor
+from coxswain.planlog import manifest_key, manifest_step
 from coxswain.wire import CheckpointManifest, Listing, Shard, ShardsSaved
-from coxswain_coordinator.checkpoint.pending import PendingCheckpoints, garbage, kept_steps
+from coxswain_coordinator.checkpoint.pending import PendingCheckpoints, kept_steps, objects, unnamed
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.checkpoint.validation import (
     check_index,
@@ -46,6 +48,12 @@ def store_with(job, *manifests: CheckpointManifest) -> Store:
         for s in m.shards:
             store.put(s.key, b"1234")
     return store
+
+
+def collect(checkpoints: CheckpointStore, pending: Callable[[], set[str]]) -> None:
+    """All parts of a collection."""
+    while checkpoints.collect(pending):
+        pass
 
 
 def refusal(job, store: Store) -> tuple[str, str]:
@@ -124,11 +132,10 @@ def test_the_last_and_every_nth_checkpoint_are_kept(steps, last, every):
     assert kept == newest | {s for s in steps if every and s % every == 0}
 
 
-def test_a_shard_that_a_kept_checkpoint_shares_is_no_garbage(tmp_path):
-    job = make_job(tmp_path)
-    old, new = manifest(job, 6, [shard("a"), shard("b"), shard("c")]), manifest(job, 12, [shard("b")])
-    keys, shards = garbage([new], [old], pending={"shards/c.safetensors"})
-    assert (keys, shards) == (["manifests/step-0000000006.json"], ["shards/a.safetensors"])
+def test_garbage_is_what_no_manifest_names():
+    assert unnamed({"a", "b", "c", "d"}, [objects(["b"]), objects(["c", "e"])]) == ["a", "d"]
+    assert unnamed(["a"], []) == ["a"]
+    assert unnamed([], [objects(["a"])]) == []
 
 
 def test_creating_a_checkpoint_drops_the_oldest(tmp_path):
@@ -137,7 +144,7 @@ def test_creating_a_checkpoint_drops_the_oldest(tmp_path):
     checkpoints = CheckpointStore(job, store)
     checkpoints.open()
     checkpoints.create(manifest(job, 12, [shard("b")]))
-    checkpoints.collect(set)
+    collect(checkpoints, set)
     assert [o.path for o in store.list("manifests/")] == ["manifests/step-0000000012.json"]
     with pytest.raises(NotFound):
         store.get("shards/a.safetensors")
@@ -179,11 +186,11 @@ def test_a_checkpoint_that_a_coordinator_before_has_made_stays_until_it_is_dropp
     checkpoints.open()
     store_with(job, manifest(job, 6, [shard("a")]))
     checkpoints.create(manifest(job, 6, [shard("b")]))
-    checkpoints.collect(set)
+    collect(checkpoints, set)
     assert [o.path for o in store.list("shards/")] == ["shards/a.safetensors"]
     assert CheckpointStore(job, store).open().shards == (shard("a"),)
     checkpoints.create(manifest(job, 12))
-    checkpoints.collect(set)
+    collect(checkpoints, set)
     assert store.list("shards/") == []
 
 
@@ -218,7 +225,7 @@ def test_a_deleted_manifest_goes_before_its_shards(tmp_path):
     checkpoints = CheckpointStore(job, store)
     checkpoints.open()
     checkpoints.create(manifest(job, 12, [shard("b")]))
-    checkpoints.collect(set)
+    collect(checkpoints, set)
     assert deleted == ["manifests/step-0000000006.json", "shards/a.safetensors"]
 
 
@@ -241,7 +248,7 @@ def test_sixteen_shards_are_deleted_at_a_time(tmp_path):
     checkpoints = CheckpointStore(job, store)
     checkpoints.open()
     checkpoints.create(manifest(job, 12))
-    checkpoints.collect(set)
+    collect(checkpoints, set)
     assert store.list("shards/") == []
 
 
@@ -254,7 +261,7 @@ def test_a_shard_that_a_rank_saves_again_during_a_collection_stays(tmp_path):
     checkpoints = CheckpointStore(job, store)
     checkpoints.open()
     checkpoints.create(manifest(job, 12))
-    checkpoints.collect(lambda: set(pending))
+    collect(checkpoints, lambda: set(pending))
     assert [o.path for o in store.list("shards/")] == ["shards/19.safetensors"]
 
 
@@ -269,8 +276,25 @@ def test_a_sidecar_is_checked_kept_and_dropped_with_its_shard(tmp_path):
     checkpoints = CheckpointStore(job, store)
     assert checkpoints.open() == found
     assert checkpoints.collect_orphans() == 0
-    assert set(garbage([], [found], set())[1]) == set(listed.objects)
-    assert garbage([found], [manifest(job, 3, (listed,))], set())[1] == []
+    older = store_with(job, manifest(job, 3, (listed,)))
+    last = CheckpointStore(replace(job, checkpoint=replace(job.checkpoint, keep_last=1)), older)
+    last.open()
+    collect(last, set)
+    assert [o.path for o in older.list("shards/")] == sorted(listed.objects)
+    last.create(manifest(job, 9))
+    collect(last, set)
+    assert older.list("shards/") == []
+
+
+@pytest.mark.parametrize("step", [0, 6, 9_999_999_999, 10_000_000_000])
+def test_the_key_of_a_manifest_says_its_step_and_that_of_another_object_says_none(step):
+    key = manifest_key(step)
+    assert manifest_step(key) == step
+    assert not [
+        other
+        for other in (f"{key}.bak", f"old/{key}", key[:-1], f"{key}#1", "manifests/x.bak")
+        if manifest_step(other) is not None
+    ]
 
 
 def test_a_manifest_has_the_earliest_version_that_has_all_of_it():

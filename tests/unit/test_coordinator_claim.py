@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from coxswain.config import CheckpointConfig
 from coxswain.errors import Refused
@@ -64,7 +66,7 @@ async def test_a_location_that_no_run_uses_is_claimed_at_once_and_free_after_the
 
 async def test_a_location_whose_run_is_alive_is_refused_with_the_name_of_that_run(store: Store) -> None:
     put(store, OTHER)
-    time = Time(lambda: put(store, msgspec.structs.replace(OTHER, renewals=8)))
+    time = Time(lambda: put(store, replace(OTHER, renewals=8)))
     mine = claim(store, time)
     with pytest.raises(Refused) as refused:
         await mine.acquire(StoreExecutor())
@@ -95,12 +97,59 @@ async def test_a_run_that_ends_meanwhile_makes_way_at_once(store: Store) -> None
 
 
 async def test_a_coordinator_that_replaces_another_of_its_job_does_not_wait_for_it(store: Store) -> None:
-    put(store, msgspec.structs.replace(OTHER, uid="u1"))
+    put(store, replace(OTHER, uid="u1"))
     time = Time()
     mine = claim(store, time)
     assert await mine.acquire(StoreExecutor()) is False
     assert time.passed == 0.0
     await mine.release()
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_a_second_run_that_waits_for_its_claim_neither_ends_nor_delays_the_next_coordinator_of_the_first(
+    store: Store, alive: bool
+) -> None:
+    waiting = replace(OTHER, waits=True)
+    put(store, waiting)
+    time = Time(lambda: put(store, replace(waiting, renewals=8)) if alive else None)
+    put(store, replace(OTHER, uid="u1"))
+    mine = claim(store, time)
+    assert await mine.acquire(StoreExecutor()) is False
+    assert time.passed == 0.0
+    await mine.release()
+
+
+async def test_the_next_coordinator_of_a_run_that_only_waited_waits_as_well(store: Store) -> None:
+    for uid in ("u1", "u2"):
+        put(store, replace(OTHER, uid=uid, waits=True))
+    mine = claim(store, Time(lambda: put(store, replace(OTHER, renewals=8))))
+    with pytest.raises(Refused, match="in use by the run of team/other"):
+        await mine.acquire(StoreExecutor())
+    await mine.release()
+
+
+async def test_a_run_that_has_taken_the_place_of_another_meanwhile_is_looked_at_by_the_next_coordinator(
+    store: Store,
+) -> None:
+    put(store, replace(OTHER, uid="u1"))
+    put(store, OTHER)
+    mine = claim(store, Time(lambda: put(store, replace(OTHER, renewals=8))))
+    with pytest.raises(Refused, match="in use by the run of team/other"):
+        await mine.acquire(StoreExecutor())
+    await mine.release()
+
+
+async def test_a_run_says_that_it_waits_until_it_holds_the_claim(store: Store) -> None:
+    put(store, OTHER)
+    said: list[bool] = []
+    mine = claim(store, Time(lambda: said.append(written(store).waits is True)))
+    await mine.acquire(StoreExecutor())
+    assert (set(said), written(store).waits) == ({True}, UNSET)
+    await mine.release()
+
+
+def written(store: Store) -> LiveRun:
+    return msgspec.json.decode(store.get(key_of("u1")), type=LiveRun)
 
 
 async def test_a_claim_is_renewed_while_it_is_held_and_not_written_after_its_release(

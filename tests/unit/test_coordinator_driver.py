@@ -88,7 +88,7 @@ async def test_a_checkpoint_s_moments_serve_the_optimizer_that_made_them_and_no_
     async with training(job) as lead:
         await lead.saved(3)
     assert (found := CheckpointStore(job, store_of(job)).open()) and found.step == 3
-    with pytest.raises(Refused, match="another optimizer.kind: AdamW, this job's is Muon"):
+    with pytest.raises(Refused, match=r"another optimizer\.kind: AdamW, this job's is Muon"):
         CheckpointStore(replace(job, optimizer=replace(job.optimizer, kind="Muon")), store_of(job)).open()
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from coxswain import wire
 from coxswain.errors import Refused, Retryable, Stale
+from coxswain.planlog import manifest_key
 from tests.unit.coordinator_fakes import store_of
-from tests.unit.coordinator_lead import ORPHAN, leading, small, training
+from tests.unit.coordinator_lead import ORPHAN, RIVALS, leading, small, training
 from tests.unit.test_coordinator_checkpoints import manifest, store_with
 
 pytestmark = pytest.mark.looptime
@@ -38,6 +39,20 @@ async def test_an_error_of_a_collection_ends_the_coordinator_as_one_in_the_drive
         lead.save(3, 0, 1)
         with pytest.raises(Stale, match="taken over"):
             await lead.work
+
+
+@RIVALS
+async def test_a_collection_of_a_superseded_coordinator_ends_with_the_checkpoint_that_it_is_dropping(tmp_path, rival):
+    """The next coordinator's ranks may save shards of the same content again."""
+    async with training(small(tmp_path, stop_steps=30)) as lead:
+        over = lead.executor.held["collect"] = asyncio.Event()
+        for step in (3, 6, 9):
+            await lead.saved(step)
+        rival(lead.store, lead.state.session.record)
+        over.set()
+        with pytest.raises(Stale, match="another coordinator has"):
+            await lead.work
+        assert lead.keys("manifests/") == [manifest_key(6), manifest_key(9)]
 
 
 def refuse_as(error: Exception) -> Callable[[], None]:

@@ -221,16 +221,6 @@ async def test_an_edit_while_the_job_runs_is_recorded_reported_and_followed(tmp_
     assert {s.name: s.weight for s in report.sources} == {"code": 1, "docs": 0}
 
 
-async def test_a_stream_that_has_ended_stays_ended_whatever_is_edited(tmp_path):
-    job = edited(make_job(tmp_path, stop_steps=1000), 1, 1, passes=1)
-    async with cluster(job, tmp_path) as c:
-        first = await c.play()
-    async with cluster(edited(job, 1, 1, passes=2), tmp_path, instance="two") as c:
-        again = await c.coordinator.drive()
-    assert first.reason == again.reason == "DataExhausted"
-    assert again.message == f"completed {first.checkpoint_step} steps"
-
-
 # --- job.json -------------------------------------------------------------------------------------------------------
 
 

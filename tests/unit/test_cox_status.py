@@ -88,7 +88,7 @@ def test_slow_devices_of_a_status_are_lines_of_their_own_and_not_said_twice() ->
 
 def test_the_texts_of_a_status_become_numbers_and_what_is_no_number_is_unknown() -> None:
     status = {"step": 3, "steps": 40, "loss": "4.5", "tokensPerSecond": "", "idlePercent": "12.5", "etaSeconds": 75}
-    assert stored({"progress": status}, step=5) == Progress(5, 40, 4.5, None, 0.125, 75)
+    assert stored({"progress": status}) == Progress(3, 40, 4.5, None, 0.125, 75)
     assert stored({}) is None
 
 

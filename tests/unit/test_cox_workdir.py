@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +10,19 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
+from typer.testing import CliRunner
 
+from coxswain.api.validate import defaulted
 from coxswain.lines import drop_torn_line, end_of_lines, lines_from_end
 from coxswain.names import ANNOTATION_STOP_AT
 from coxswain.wire import StepLine
+from coxswain_cli.__main__ import app
 from coxswain_cli.summary import summary
 from coxswain_cli.workdir import Tail, all_steps, last_step, taken_request
 from coxswain_coordinator.state.jsonl import JsonlWriter
+from tests.api_samples import sample
+from tests.unit import report_samples as samples
+from tests.unit.test_cox_scale import METADATA
 
 LINE = StepLine(0, 1, 10, 2, 1.5, "a" * 64, "b" * 16, 2.0, 0.1, 1.05, 0.5, 1e-3, {"code": 10}, 0.2, 99.0)
 JOB = {"metadata": {"name": "demo"}, "status": {}}
@@ -88,10 +95,10 @@ def test_the_last_step_is_that_of_the_last_line_that_is_one(tmp_path: Path) -> N
     ("read", "most"),
     [
         (last_step, 1 << 20),
-        (lambda folder: max(line.step for line in all_steps(folder)), 1 << 20),
+        (lambda folder: sum(1 for _ in all_steps(folder)), 1 << 20),
         (lambda folder: list(summary(JOB, folder)), 8 << 20),
     ],
-    ids=["cox status", "the end as JSON", "the end"],
+    ids=["cox status and the end as JSON", "every step", "the end"],
 )
 def test_the_lines_of_a_long_run_are_not_in_memory_together(
     tmp_path: Path, read: Callable[[Path], object], most: int
@@ -138,3 +145,49 @@ def test_a_request_for_trainers_is_a_number_and_anything_else_is_none(
     (tmp_path / "scale").write_bytes(content)
     assert taken_request(tmp_path) == trainers
     assert not (tmp_path / "scale").exists()
+
+
+@pytest.fixture
+def below_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The work directory of the job `demo`, below the current folder's runs/."""
+    folder = samples.write_run(tmp_path / "runs/demo", steps=1)
+    shutil.rmtree(folder / "cluster")
+    samples.write_object(folder, "TrainingJob", "demo", {**defaulted(sample("TrainingJob")), "metadata": METADATA})
+    log = folder / "logs/demo-trainer-0-0/trainer.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("a line\n")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.mark.parametrize("shadow", ["nothing", "a folder", "a folder with records", "a file"])
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("status demo", "demo: not running\n"),
+        ("logs demo", "[demo-trainer-0-0/trainer] a line\n"),
+        ("report demo", "runs/demo/report.html\n"),
+        ("scale demo 4", "the `cox run` of runs/demo has ended"),
+    ],
+)
+def test_a_jobs_name_means_its_work_directory_in_every_command_whatever_else_has_the_name(
+    below_runs: Path, command: str, said: str, shadow: str
+) -> None:
+    other = below_runs.parent.parent / "demo"
+    if shadow == "a folder with records":
+        other.mkdir()
+        samples.write_lines(other / "steps.jsonl", [samples.step_line(0)])
+    elif shadow != "nothing":
+        other.mkdir() if shadow == "a folder" else other.write_text("")
+    assert said in CliRunner().invoke(app, command.split()).output
+
+
+def test_a_folder_of_records_that_was_copied_has_a_report_and_logs_and_holds_no_job(below_runs: Path) -> None:
+    shutil.rmtree(below_runs / "cluster")
+    copied = below_runs.rename(below_runs.parent.parent / "copied")
+    for command, said in (
+        ("report", "copied/report.html"),
+        ("logs", "a line"),
+        ("status", "copied holds no TrainingJob"),
+    ):
+        assert said in CliRunner().invoke(app, [command, copied.name]).output

@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
 from hypothesis import given
@@ -24,7 +22,7 @@ from coxswain_data.formats.base import Extent, Sample
 from coxswain_data.formats.jsonl import JsonlObject
 from coxswain_data.formats.object_reader import ObjectReader, Sizes
 from coxswain_data.source import Source, include_pattern, open_source
-from coxswain_data.spool import Spool
+from coxswain_link.spool import Spool
 from coxswain_link.store import ObjectInfo
 
 
@@ -204,89 +202,6 @@ def test_an_object_of_text_is_one_sample(tmp_path):
 def test_text_that_is_not_utf8_is_a_sample_without_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("grün".encode("latin-1"))
     assert texts(source(tmp_path, "Text")) == [None]
-
-
-# --- Parquet --------------------------------------------------------------------------------------------------------
-
-
-def parquet(path: Path, column: pa.Array, rows: int = 2, **columns: pa.Array) -> None:
-    pq.write_table(pa.table({"text": column, **columns}), path, row_group_size=rows)
-
-
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.string_view()], ids=str)
-def test_a_row_group_is_a_block_whatever_the_kind_of_string(tmp_path, kind):
-    parquet(tmp_path / "a.parquet", pa.array(["one", "zwei ü", "three"], kind), other=pa.array([1, 2, 3]))
-    mine = source(tmp_path, "Parquet")
-    assert [b.ordinal for b in mine.blocks()] == [0, 1]
-    assert texts(mine) == ["one", "zwei ü", "three"]
-
-
-def test_a_dictionary_column_reads_like_a_plain_one(tmp_path):
-    parquet(tmp_path / "a.parquet", pa.array(["one", "two", "one"]).dictionary_encode())
-    assert texts(source(tmp_path, "Parquet")) == ["one", "two", "one"]
-
-
-def test_nulls_and_bad_utf8_are_samples_without_text(tmp_path):
-    broken = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"\xffa"))
-    parquet(tmp_path / "a.parquet", broken)
-    parquet(tmp_path / "b.parquet", pa.array([None, "b"], pa.string()))
-    assert texts(source(tmp_path, "Parquet")) == [None, "a", None, "b"]
-
-
-def test_a_missing_text_column_is_refused_with_the_columns_that_are_there(tmp_path):
-    pq.write_table(pa.table({"content": ["x"], "id": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(Refused, match="content, id"):
-        source(tmp_path, "Parquet").blocks()
-
-
-def test_of_very_many_columns_only_some_are_named(tmp_path):
-    pq.write_table(pa.table({f"c{n}": [n] for n in range(5000)}), tmp_path / "a.parquet")
-    with pytest.raises(Refused, match=r"name one of c0, c1, .*, c9 and 4990 more") as caught:
-        source(tmp_path, "Parquet").blocks()
-    assert len(caught.value.message) < 1000
-
-
-def test_two_columns_of_the_text_fields_name_are_refused_by_the_file(tmp_path):
-    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
-    pq.write_table(twice, tmp_path / "a.parquet")
-    with pytest.raises(Refused, match=r"a\.parquet has 2 columns of that name; write it again with one"):
-        source(tmp_path, "Parquet").blocks()
-
-
-def test_a_text_column_of_numbers_is_refused_with_its_type(tmp_path):
-    parquet(tmp_path / "a.parquet", pa.array([1, 2]))
-    with pytest.raises(Refused, match="int64"):
-        source(tmp_path, "Parquet").blocks()
-
-
-@pytest.mark.parametrize("harm", ["truncated", "empty", "garbage"])
-def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path, harm):
-    parquet(tmp_path / "a.parquet", pa.array(["x" * 99] * 50))
-    data = (tmp_path / "a.parquet").read_bytes()
-    (tmp_path / "a.parquet").write_bytes({"truncated": data[:-30], "empty": b"", "garbage": b"PAR1" * 50}[harm])
-    with pytest.raises(Refused, match=r"a\.parquet") as caught:
-        source(tmp_path, "Parquet").blocks()
-    assert caught.value.reason == "ObjectUnreadable"
-
-
-def test_damaged_pages_are_refused_by_name(tmp_path):
-    parquet(tmp_path / "a.parquet", pa.array([f"{i}" * 50 for i in range(500)]), rows=500)
-    data = bytearray((tmp_path / "a.parquet").read_bytes())
-    data[40:400] = b"\xff" * 360
-    (tmp_path / "a.parquet").write_bytes(data)
-    with pytest.raises(Refused, match=r"a\.parquet"):
-        samples(source(tmp_path, "Parquet"))
-
-
-def test_a_row_group_beyond_the_limit_is_refused_with_its_size_before_it_is_read(tmp_path):
-    parquet(tmp_path / "a.parquet", pa.array(["small", "x" * (3 << 20)]), rows=1, other=pa.array(["y" * (3 << 20)] * 2))
-    mine = source(tmp_path, "Parquet", sizes=Sizes(unpacked=2 << 20))
-    small, huge = mine.blocks()
-    assert [s.text for s in mine.read(small).samples()] == ["small"]
-    with pytest.raises(
-        Refused, match=r"a\.parquet: 'text' of row group 1 has 3 MiB, allowed are 2; .*smaller row groups"
-    ):
-        mine.read(huge)
 
 
 # --- sources --------------------------------------------------------------------------------------------------------

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
+from obstore.store import LocalStore
 
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry, fingerprint
 from coxswain.planlog import LoaderShare
+from coxswain_data import source as source_module
+from coxswain_data.formats.object_reader import Sizes
+from coxswain_data.identity import FileIdentities
 from coxswain_data.indexer import index_share
 from coxswain_data.source import Source, open_source
 from coxswain_data.tokenizer import BytesTokenizer
-from coxswain_link.store import CorruptObject, Store, open_store
+from coxswain_link.spool import Spool
+from coxswain_link.store import CorruptObject, Store, StoreUnavailable, open_store
 from tests.unit.test_data_index import config
 
 
@@ -118,3 +130,169 @@ def test_what_an_earlier_release_indexed_by_time_and_inode_keeps_its_keys(folder
     moved = msgspec.structs.replace(before[1], etag="another")
     with pytest.raises(Refused, match="was indexed"):
         opened(folder, store).read(moved)
+
+
+# --- several loaders, and ends amid the digests -----------------------------------------------------------------------
+
+SMALL = Sizes(jsonl_block=100)
+
+
+class WatchedStore(Store):
+    """Calls `on_read` before each read of a file, and remembers what was read."""
+
+    now = 0.0
+
+    def __init__(self, folder: Path, on_read: Callable[[str], None] = lambda key: None) -> None:
+        super().__init__(LocalStore(prefix=folder), folder.as_uri())
+        self.on_read, self.read, self.bytes = on_read, list[str](), 0
+
+    def get_range(self, key: str, start: int, stop: int, etag: str = "") -> bytes:
+        self.on_read(key)
+        data = super().get_range(key, start, stop, etag)
+        self.read.append(key)
+        self.bytes += len(data)
+        WatchedStore.now += 60
+        return data
+
+
+def watched(store: WatchedStore, index: Store, format_: str = "Text", include: str = "**") -> Source:
+    fields = msgspec.structs.replace(config(Path(store.uri.removeprefix("file://")), format_), include=include)
+    source = Source(fields, store, Spool(), SMALL)
+    source.keep_identities(index)
+    return source
+
+
+@pytest.fixture(autouse=True)
+def virtual_time(monkeypatch):
+    """Each read of a file takes a minute."""
+    monkeypatch.setattr(WatchedStore, "now", 0.0)
+    monkeypatch.setattr(source_module, "FileIdentities", partial(FileIdentities, clock=lambda: WatchedStore.now))
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    """Eight files of a block each."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for n in range(8):
+        (folder / f"{n}.txt").write_text(f"{n}" * 100)
+    return folder
+
+
+@pytest.fixture
+def lines(tmp_path) -> Path:
+    """Sixteen files of ten blocks each, so every share has blocks of each file."""
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    for n in range(16):
+        (folder / f"{n:02}.jsonl").write_text(f'{{"text": "{n:02} {"x" * 80}"}}\n' * 10)
+    return folder
+
+
+class Turns:
+    """Members read by turns, so none is ahead of the others. One that has ended leaves."""
+
+    def __init__(self, members: int) -> None:
+        self._order, self._change = deque(range(members)), threading.Condition()
+
+    def take(self, member: int) -> None:
+        with self._change:
+            assert self._change.wait_for(lambda: self._order[0] == member, 60)
+            self._order.rotate(-1)
+            self._change.notify_all()
+
+    def leave(self, member: int) -> None:
+        with self._change:
+            self._order.remove(member)
+            self._change.notify_all()
+
+
+def corpora_read_together(folder: Path, index: Store, format_: str, work: Callable[[Source, int], object]) -> float:
+    """How many times the folder's bytes two sources read that work at the same time."""
+    turns, stores = Turns(2), list[WatchedStore]()
+
+    def run(member: int) -> None:
+        try:
+            work(watched(stores[member], index, format_), member)
+        finally:
+            turns.leave(member)
+
+    for member in range(2):
+        stores.append(WatchedStore(folder, lambda _, member=member: turns.take(member)))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+    return sum(store.bytes for store in stores) / sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_two_loaders_digest_and_index_each_file_once_where_each_is_a_block(texts, index):
+    def work(source: Source, share: int) -> None:
+        index_share(source, BytesTokenizer(), index, LoaderShare("l", "mine", share, 2))
+
+    assert corpora_read_together(texts, index, "Text", work) == 2
+
+
+def test_two_loaders_with_blocks_in_the_same_files_share_the_work_of_digesting_them(lines, index):
+    read = corpora_read_together(lines, index, "Jsonl", lambda source, share: source.blocks(share, 2))
+    assert 1 <= read <= 1.25
+
+
+def test_shares_of_a_source_have_the_blocks_that_all_have_together(lines, index):
+    whole = watched(WatchedStore(lines), index, "Jsonl").blocks()
+    for share in range(3):
+        other = watched(WatchedStore(lines), index, "Jsonl")
+        assert other.blocks(share, 3) == whole[share::3]
+
+
+def test_a_start_after_one_that_failed_in_its_last_file_reads_that_file_only(texts, index):
+    def fail(key: str) -> None:
+        if key == "7.txt":
+            raise StoreUnavailable("away")
+
+    with pytest.raises(StoreUnavailable):
+        watched(WatchedStore(texts, fail), index).blocks()
+    again = WatchedStore(texts)
+    assert len(watched(again, index).blocks()) == 8
+    assert again.read == ["7.txt"]
+
+
+def during(folder: Path, key: str, index: Store, other: Callable[[], object], **options: str) -> None:
+    """Lists the source's blocks; in the middle of it, before it reads `key`, another process does something."""
+    store = WatchedStore(folder, lambda read: other() if read == key else None)
+    watched(store, index, **options).blocks()
+
+
+def test_what_a_loader_has_digested_is_kept_while_it_goes_on(texts, index):
+    """So it is when it is killed."""
+    second = WatchedStore(texts)
+    during(texts, "7.txt", index, lambda: watched(second, index).blocks())
+    assert second.read == ["7.txt"]
+
+
+def test_two_sources_of_one_folder_do_not_overwrite_each_others_digests(texts, index):
+    def other(store: WatchedStore) -> Sequence[BlockEntry]:
+        return watched(store, index, include="7.txt").blocks()
+
+    during(texts, "0.txt", index, lambda: other(WatchedStore(texts)), include="0.txt")
+    again = WatchedStore(texts)
+    other(again)
+    assert again.read == []
+
+
+def test_digests_that_an_earlier_release_has_kept_count(texts, index):
+    watched(WatchedStore(texts), index).blocks()
+    (kept,) = index.list("index/files/")
+    name = hashlib.sha256(texts.as_uri().encode()).hexdigest()
+    index.put(f"index/files/{name}.json", index.get(kept.path))
+    index.delete(kept.path)
+    again = WatchedStore(texts)
+    watched(again, index).blocks()
+    assert again.read == []
+
+
+def test_a_damaged_object_of_digests_spoils_no_other_one(texts, index):
+    watched(WatchedStore(texts), index).blocks()
+    (kept,) = index.list("index/files/")
+    index.put(kept.path.replace(".json", "-torn.json"), b"{")
+    again = WatchedStore(texts)
+    watched(again, index).blocks()
+    assert again.read == []

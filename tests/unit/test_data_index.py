@@ -252,10 +252,27 @@ def test_one_thread_at_a_time_reads_and_tokenises(corpus, store, monkeypatch):
     assert met == []
 
 
-@pytest.mark.parametrize("name", ["a b.jsonl", "50%.jsonl", "ü#1.jsonl", "a%20b.jsonl", "[x]?.jsonl", "~a+b&c.jsonl"])
+NAMES = (
+    "a b",
+    "50%",
+    "ü#1.jsonl",
+    "a%20b",
+    "[x]?",
+    "~a+b&c",
+    "part#7",
+    "Discussion #42",
+    "a\nb",
+    "\x01\x7f",
+    "a\\b",
+    "deep#1/x",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_file_may_have_any_name(tmp_path, store, name):
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / name).write_text('{"text": "one"}\n')
+    path = tmp_path / "c" / name
+    path.parent.mkdir(parents=True)
+    path.write_text('{"text": "one"}\n')
     data = local(tmp_path / "c", store)
     assert data.tokens(Sequence("mine", 0, 0, 0, 4, 4)).tolist() == [*b"one", 256]
 

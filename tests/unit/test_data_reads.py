@@ -24,7 +24,7 @@ from coxswain.membership.values import Sequence
 from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.local import LocalData
 from coxswain_data.source import Source, open_source
-from coxswain_data.spool import Spool
+from coxswain_link.spool import Spool
 from coxswain_link.store import ObjectChanged, Store, StoreUnavailable, open_store
 from tests.unit.test_data_formats import jsonl_bytes
 from tests.unit.test_data_formats import source as source_of

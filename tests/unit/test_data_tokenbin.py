@@ -22,7 +22,7 @@ from coxswain_data.formats.object_reader import ObjectReader, Sizes
 from coxswain_data.formats.tokenbin import TokenBinObject
 from coxswain_data.local import LocalData
 from coxswain_data.source import Source, open_source
-from coxswain_data.spool import Spool
+from coxswain_link.spool import Spool
 from coxswain_link.store import ObjectInfo, open_store
 from tests.unit.test_data_formats import source as source_of
 

@@ -9,6 +9,7 @@ import pytest
 from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
+from coxswain.names import LABEL_INCARNATION, LABEL_INDEX
 from coxswain_operator.children import PodPlan, children, gangs, kinds
 from coxswain_operator.children.gangs import BACKENDS, CHOICES
 from coxswain_operator.controller import Controller
@@ -16,7 +17,8 @@ from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.discovery import find_gang_backend
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import NAMESPACE, data_mix, data_source, training_job, with_job
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, training_job, with_job
+from tests.unit.test_reconcile_lifecycle import KEYS
 
 UID = "4b1d9f3e-0000-4000-8000-000000000000"
 GROUP = "demo-4b1d9f3e-2"  # of start 2
@@ -147,6 +149,86 @@ async def test_a_job_that_its_scheduler_has_not_placed_is_queued_and_its_time_st
         world.run_all()
         await passes(2)
         assert (world.state, world.job["status"]["activeSeconds"] < 10) == ("Starting", True)
+
+
+NONE, LABELS = Settings(), Settings(gang_backend="Coscheduling", gang_scheduler="second")
+OTHER = Settings(gang_backend="Volcano", gang_scheduler="third")
+
+
+async def passes_of(world: FakeCluster, settings: Settings, count: int = 4) -> None:
+    controller = Controller(world, world, world.clock, settings, keys=KEYS)
+    for _ in range(count):
+        await controller.pass_once(NAMESPACE, "demo")
+        world.tick()
+        world.reap()
+
+
+async def placed(settings: Settings) -> FakeCluster:
+    """A job that trains, begun by an operator of these settings."""
+    world = with_job()
+    await passes_of(world, settings)
+    world.run_all()
+    world.report_now = report("Running", 10)
+    await passes_of(world, settings)
+    return world
+
+
+def marks(pod: Manifest) -> tuple[Any, ...]:
+    """Of a pod's gang. The number of its start is in the group's name."""
+    meta, spec = pod["metadata"], pod["spec"]
+    kept = {k: v for k, v in meta["labels"].items() if k not in (LABEL_INCARNATION, LABEL_INDEX)}
+    return kept, meta["annotations"], spec.get("schedulerName"), spec.get("schedulingGroup"), spec.get("workloadRef")
+
+
+@pytest.mark.parametrize(("before", "after"), [(NONE, LABELS), (LABELS, NONE), (LABELS, OTHER), (OTHER, LABELS)])
+async def test_a_lost_pods_successor_is_placed_as_its_peers_whatever_the_installation_has_chosen_since(
+    before: Settings, after: Settings
+) -> None:
+    """Alone in a group of the whole gang it would wait for ever."""
+    world = await placed(before)
+    groups = {key for key in world.objects if key[0] == "PodGroup"}
+    world.end(world.pod("trainer-1"), 143, disrupted=True)
+    await passes_of(world, after)
+    successor = world.pod("trainer-1")
+    assert successor["metadata"]["name"] == "demo-trainer-1-1"
+    assert marks(successor) == marks(world.pod("trainer-0"))
+    assert {key for key in world.objects if key[0] == "PodGroup"} == groups
+
+
+async def test_the_next_attempt_is_placed_as_the_installation_has_chosen_since() -> None:
+    world = await placed(NONE)
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes_of(world, LABELS)
+    for pod in world.pods():
+        world.end(pod, 3)
+    await passes_of(world, LABELS)
+    world.edit("TrainingJob", "demo", suspend=False)
+    await passes_of(world, LABELS, 6)
+    assert {p["spec"]["schedulerName"] for p in world.pods()} == {"second"}
+    assert [key[0] for key in world.objects].count("PodGroup") == 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(NONE, LABELS), (LABELS, LABELS), (LABELS, NONE), (NONE, NONE)])
+async def test_a_job_of_an_earlier_release_which_pinned_no_scheduler_is_known_by_its_group(
+    before: Settings, after: Settings
+) -> None:
+    """Where the installation has none any more, successors are as that release made them."""
+    world = await placed(before)
+    del world.job["status"]["pinned"]["gangScheduling"]
+    world.end(world.pod("trainer-1"), 143, disrupted=True)
+    await passes_of(world, after)
+    alike = marks(world.pod("trainer-1")) == marks(world.pod("trainer-0"))
+    assert alike is (before == NONE or after == before)
+    kept = world.job["status"]["pinned"]["gangScheduling"]
+    assert kept["backend"] == (before.gang_backend if after == before else "")
+
+
+async def test_a_backend_that_this_release_does_not_know_is_the_installations() -> None:
+    world = await placed(LABELS)
+    world.job["status"]["pinned"]["gangScheduling"]["backend"] = "OfALaterRelease"
+    world.end(world.pod("trainer-1"), 143, disrupted=True)
+    await passes_of(world, LABELS)
+    assert marks(world.pod("trainer-1")) == marks(world.pod("trainer-0"))
 
 
 class Served:

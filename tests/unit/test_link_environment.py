@@ -83,6 +83,8 @@ def test_a_thread_that_never_ends_does_not_delay_the_exit(tmp_path):
         ("raise Refused('Bad', 'no')", 2, "Bad", False),
         ("raise Retryable('away')", 1, "Retryable", True),
         ("{}['key']", 1, "Crashed", True),
+        ("sys.exit(0)", 1, "Crashed", True),  # by code of the user's
+        ("sys.exit(3)", 1, "Crashed", True),
     ],
 )
 def test_the_termination_message_has_the_reason_and_the_exit_code_the_kind_of_fault(

@@ -121,4 +121,4 @@ def test_a_secret_that_lacks_a_key_or_holds_no_text_is_refused_by_its_name(tmp_p
     for name, content in written.items():
         (tmp_path / "keys" / name).write_bytes(content)
     with pytest.raises(Refused, match=f"secretRef 'keys': needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY .*{says}"):
-        find_access(EndpointConfig(secret="keys"), tmp_path)
+        find_access(EndpointConfig(secret="keys"), tmp_path)()

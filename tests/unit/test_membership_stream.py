@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coxswain.config import PhaseConfig
 from coxswain.errors import Refused
-from coxswain.membership.mix_record import record_of
-from coxswain.membership.stream import exhausted, initial_cursor, largest_deficit
+from coxswain.membership.stream import initial_cursor, largest_deficit
 from tests.unit.membership_fakes import random_view, steps, stream, view
 
 SEEDS = st.integers(0, 10_000)
@@ -136,47 +134,6 @@ def test_a_source_that_reached_its_passes_leaves_and_the_others_go_on():
 def test_the_last_step_may_be_short():
     s = stream([view("code", [[30] * 7])], [1], tokens=100, passes=1)
     assert [(m.tokens, m.exhausted) for m in steps(s, 10)] == [(120, False), (90, True)]
-
-
-@calm
-@given(SEEDS)
-def test_shares_from_a_phases_first_step_on_follow_its_weights_and_ignore_the_past(seed):
-    later = PhaseConfig(from_step=10, weights={"code": 1, "docs": 1})
-    found = steps(two_sources(seed, phases=(later,)), 20)
-    assert found[:10] == steps(two_sources(seed), 10)
-    total = Counter()
-    for q in (q for m in found[10:] for q in m.sequences):
-        total[q.source] += q.tokens
-        assert abs(total["code"] - 0.5 * total.total()) <= 60
-
-
-def test_a_phase_by_tokens_begins_with_the_first_step_behind_them():
-    later = PhaseConfig(from_tokens=250, weights={"code": 1})
-    s = stream([view("code", [[10] * 50]), view("docs", [[10] * 50])], [0, 1], tokens=100, phases=(later,))
-    assert [m.sequences[0].source for m in steps(s, 5)] == ["docs", "docs", "docs", "code", "code"]
-
-
-def test_phases_recorded_later_continue_the_same_stream():
-    later = (PhaseConfig(from_step=3, weights={"docs": 1}),)
-    other = two_sources(1, phases=later)
-    assert steps(two_sources(1).under(record_of(other.mix, 0)), 6) == steps(other, 6)
-
-
-def test_a_stream_is_exhausted_once_every_source_with_weight_in_the_phase_has_left():
-    s = stream([view("code", [[10]]), view("docs", [[10] * 9])], [1, 0], tokens=10, passes=1)
-    [only] = steps(s, 9)
-    _, after = s.advance(only.cursor)
-    assert not exhausted(s.mix, only.cursor)
-    assert exhausted(s.mix, after)
-    later = (PhaseConfig(from_step=1, weights={"docs": 1}),)
-    assert not exhausted(msgspec.structs.replace(s.mix, phases=later), msgspec.structs.replace(after, phase=1))
-
-
-def test_phases_that_have_begun_cannot_be_removed():
-    later = PhaseConfig(from_step=1, weights={"docs": 1})
-    cursor = steps(two_sources(1, phases=(later,)), 5)[4].cursor
-    with pytest.raises(Refused, match="phases that have begun must stay"):
-        two_sources(1).advance(cursor)
 
 
 def test_the_stream_is_that_of_version_1():

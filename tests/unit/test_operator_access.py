@@ -1,10 +1,14 @@
-"""Where the operator finds its API server."""
+"""Where the operator and `cox` find the API server."""
 
 import pytest
+from aiohttp import web
+from typer.testing import CliRunner
 
 from coxswain.errors import Refused
+from coxswain_cli.__main__ import app
 from coxswain_operator.kubernetes import access
-from coxswain_operator.kubernetes.access import find_access
+from coxswain_operator.kubernetes.access import Access, find_access, users_access
+from coxswain_operator.kubernetes.connection import Connection
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -19,6 +23,8 @@ def account(tmp_path):
 @pytest.fixture(autouse=True)
 def no_kubeconfig(tmp_path, monkeypatch):
     """The home of the user that runs the tests holds no kubeconfig."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
 
 
@@ -91,6 +97,86 @@ def test_a_named_context_comes_before_the_service_account_and_needs_no_current_o
     assert find_access(account=account, environment=POD, context="prod").url == "https://there:2"
     with pytest.raises(Refused, match=r"no context ''; its contexts: prod, test"):
         find_access(path)
+
+
+def test_a_person_in_a_pod_asks_the_cluster_of_kubeconfig_and_else_that_of_the_home(account, kubeconfig, tmp_path):
+    both = f"{tmp_path / 'absent'}:{kubeconfig}"
+    assert users_access(account=account, environment={**POD, "KUBECONFIG": both}).url == "https://here:1"
+    assert users_access(account=account, environment={**POD, "KUBECONFIG": ""}).url == "https://10.96.0.1:443"
+    home = tmp_path / "home/.kube/config"
+    home.parent.mkdir(parents=True)
+    home.write_text(CONFIG.format(current="current-context: prod"))
+    assert users_access(account=account, environment=POD).url == "https://there:2"
+    assert users_access(account=account, environment={**POD, "KUBECONFIG": both}).url == "https://here:1"
+    assert users_access(kubeconfig, "prod", account=account, environment=POD).url == "https://there:2"
+
+
+def test_a_kubeconfig_of_the_environment_that_is_not_there_is_named_and_no_other_cluster_is_asked(account, tmp_path):
+    with pytest.raises(Refused, match=r"absent\.yaml: no kubeconfig there"):
+        users_access(account=account, environment={**POD, "KUBECONFIG": str(tmp_path / "absent.yaml")})
+
+
+@pytest.mark.parametrize("words", ["status", "status demo", "logs demo", "report demo", "scale demo 2"])
+def test_every_command_in_a_pod_asks_the_cluster_of_kubeconfig(monkeypatch, kubeconfig, words):
+    def asked(access, _):
+        raise Refused("Asked", f"asked {access.url}")
+
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    monkeypatch.setattr(access, "_of_pod", lambda *_: Access("https://10.96.0.1:443"))
+    monkeypatch.setattr("coxswain_cli.readers.cluster.Connection", asked)
+    done = CliRunner().invoke(app, [*words.split(), "--namespace", "team"])
+    assert (done.exit_code, done.output) == (2, f"cox {words.split()[0]}: asked https://here:1\n")
+
+
+def test_a_clusters_proxy_and_the_name_of_its_certificate_are_those_of_the_context(tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://of.the.environment:3")
+    path = tmp_path / "config"
+    fields = 'server: "https://there:2", proxy-url: "http://proxy:8", tls-server-name: api.internal'
+    path.write_text(CONFIG.format(current="current-context: test").replace('server: "https://there:2"', fields))
+    found = find_access(path, context="prod")
+    assert (found.proxy, found.server_name) == ("http://proxy:8", "api.internal")
+    other = find_access(path, context="test")
+    assert (other.proxy, other.server_name) == (None, None)
+
+
+async def test_calls_go_through_the_proxy_of_the_kubeconfig():
+    hosts = []
+
+    async def answer(request):
+        hosts.append(request.host)
+        return web.json_response({})
+
+    proxy = web.Application()
+    proxy.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(proxy)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        behind = Access("http://api.invalid", proxy=f"http://127.0.0.1:{runner.addresses[0][1]}")
+        async with Connection(behind) as connection:
+            assert await connection.call("GET", "/x") == {}
+    finally:
+        await runner.cleanup()
+    assert hosts == ["api.invalid"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            'server: "https://here:1"', 'server: "https://here:1", proxy-url: "socks5://me:word@p"',
+            "the scheme 'socks5'; give a proxy of http",
+        ),
+        ("token: mine", "token: mine, as: boss", "user has 'as': acting as another user is not supported"),
+        ("token: mine", "token: mine, as-groups: [bosses]", "user has 'as-groups': acting as another user"),
+    ],
+)  # fmt: skip
+def test_what_would_lead_to_another_server_or_another_user_is_refused_by_name(tmp_path, old, new, words):
+    path = tmp_path / "config"
+    path.write_text(CONFIG.format(current="current-context: test").replace(old, new))
+    with pytest.raises(Refused) as refused:
+        find_access(path)
+    assert words in str(refused.value) and "word@" not in str(refused.value)
 
 
 def test_a_context_that_the_kubeconfig_lacks_is_refused_with_those_that_it_has(kubeconfig):

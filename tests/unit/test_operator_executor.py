@@ -104,18 +104,18 @@ async def execute(executor: ActionExecutor, *actions: Action, job: Manifest = JO
     return await executor.execute(job, Decision(actions))
 
 
-async def test_a_status_comes_before_objects_these_before_pods_and_all_else_after() -> None:
+async def test_a_status_comes_before_events_these_before_objects_then_pods_and_all_else_after() -> None:
     server = Server()
     given = (EVENT, LEAVE, STOP, pod(1), gone(0), gone(1), CONFIG, OLD, RequeueAt(7.0), WRITE)
     assert await execute(executing(server), *given)
     assert server.asked == [
         ("patch", "TrainingJob", "lab", "demo", {}, "7"),
+        ("publish", EVENT),
         ("delete", "ConfigMap", "lab", "demo-config", "c", False),
         ("create", "demo-config"),
         ("delete", "Pod", "lab", "demo-trainer-1-0", "uid-0", False),
         ("create", "demo-trainer-1-1"),
         ("delete", "Pod", "lab", "demo-trainer-1-1", "uid-1", True),
-        ("publish", EVENT),
         ("leave", "lab", "old", "p"),
         ("stop", "suspended", 7),
     ]
@@ -181,12 +181,36 @@ async def test_a_workload_that_is_there_already_holds_no_name_that_is_looked_at(
     assert executor.taken(JOB) == [] and executor.rejection(JOB) is None
 
 
-async def test_an_error_of_the_server_is_raised_and_ends_the_pass() -> None:
+async def test_where_the_server_fails_with_a_pod_all_else_is_done_and_then_the_error_raised() -> None:
+    """A webhook that does not answer is a 500: a job that is scaled must be asked to stop all the same."""
     server = Server()
-    server.refuses = lambda name: Retryable("503")
-    with pytest.raises(Retryable):
-        await execute(executing(server), pod(1), pod(2), EVENT)
-    assert len(server.asked) == 1
+    server.refuses = lambda name: Retryable("failed calling webhook") if "trainer" in name else None
+    executor = executing(server)
+    with pytest.raises(Retryable, match="failed calling webhook"):
+        await execute(executor, pod(1), pod(2), LEAVE, STOP, EVENT)
+    assert [what[0] for what in server.asked] == ["publish", "create", "leave", "stop"]
+    text = "Pod demo-trainer-1-1: the API server fails: failed calling webhook; it is tried again"
+    assert executor.rejection(JOB) == Fault("ServerUnavailable", text, retryable=True)
+    server.refuses = lambda name: None
+    assert await execute(executor, pod(1))
+    assert executor.rejection(JOB) is None
+
+
+async def test_a_create_that_conflicts_with_a_quotas_status_is_an_unexpected_result_and_stops_no_other() -> None:
+    server = Server()
+    server.refuses = lambda name: Conflict("resourcequotas") if name.endswith("-1") else None
+    executor = executing(server)
+    assert not await execute(executor, pod(1), pod(2))
+    assert len(server.asked) == 2 and executor.rejection(JOB) is None
+
+
+@pytest.mark.parametrize("error", [Retryable("503"), Refused("Invalid", "no"), AlreadyExists("n")])
+async def test_a_node_that_cannot_be_quarantined_fails_no_pass(error: Exception) -> None:
+    server = Server()
+    server.refuses = lambda name: error
+    wanted = {"kind": "NodeQuarantine", "metadata": {"name": "n", "labels": {LABEL_JOB_UID: "u"}}}
+    assert await execute(executing(server), Quarantine(wanted, Event("NodeQuarantined", "n"), 1), STOP)
+    assert [what[0] for what in server.asked] == ["create", "stop"]
 
 
 NO_CLASS, QUOTA = Refused("Invalid", "no such runtime class"), Denied("Forbidden", "exceeded quota: gpus")
@@ -203,7 +227,7 @@ async def test_a_refused_pod_stops_the_other_pods_and_is_kept_until_the_jobs_nex
     server.refuses = lambda name: error
     executor = executing(server)
     assert not await execute(executor, pod(1), pod(2), EVENT)
-    assert server.asked == [("create", "demo-trainer-1-1"), ("publish", EVENT)]
+    assert server.asked == [("publish", EVENT), ("create", "demo-trainer-1-1")]
     assert (executor.rejection(JOB), executor.rejection(OTHER)) == (rejection, None)
     server.refuses = lambda name: None
     assert await execute(executor, CONFIG, job=OTHER)

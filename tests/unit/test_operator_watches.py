@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from coxswain.names import LABEL_JOB
+from coxswain.api.kinds import KINDS
+from coxswain.errors import Retryable
+from coxswain.names import API_VERSION, LABEL_JOB
 from coxswain_operator import kopf_watches
-from coxswain_operator.cluster import WatchEvent
+from coxswain_operator.cluster import Denied, WatchEvent
 from coxswain_operator.kopf_watches import run_watches
+from coxswain_operator.kubernetes import KubernetesCluster
+from coxswain_operator.kubernetes.connection import Connection
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import Key
@@ -40,6 +46,9 @@ class Watched:
 
     async def served(self, plurals: list[str]) -> None:
         self.asked.append("kinds")
+
+    async def listed(self, kind: str, namespace: str) -> None:
+        await self.list(kind, namespace)
 
     async def list(self, kind: str, namespace: str) -> list[Manifest]:
         assert kind == "TrainingJob"
@@ -74,24 +83,29 @@ SPAWNED: list[dict[str, Any]] = []
 
 
 async def watched(
-    monkeypatch: pytest.MonkeyPatch, cluster: Watched, kopf: Callable[..., Awaitable[None]] = for_ever, *scopes: str
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, kopf: Callable[..., Awaitable[None]] = for_ever, *scopes: str
 ) -> list[Key]:
-    """The keys that the watches add within a minute. `kopf`: one of its tasks; another goes on."""
+    """The keys that the watches add within five minutes. `kopf`: one of its tasks; another goes on."""
 
     async def spawn_tasks(**options: Any) -> list[asyncio.Task[None]]:
+        """Takes the signals, as kopf's does."""
         SPAWNED.append(options)
-        return [asyncio.create_task(work()) for work in (kopf, lingers)]  # type: ignore[arg-type]
+        signalled = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signalled.set)
+        works = (kopf(options), lingers(), signalled.wait())
+        return [asyncio.create_task(work) for work in works]  # type: ignore[arg-type]
 
     monkeypatch.setattr(kopf_watches.kopf, "spawn_tasks", spawn_tasks)
     SPAWNED.clear()
-    added: list[Key] = []
+    added, before = list[Key](), asyncio.all_tasks()
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await run_watches(cluster, ACCESS, added.append, scopes)  # type: ignore[arg-type]
     except TimeoutError:
         pass
     finally:
-        assert len(asyncio.all_tasks()) == 1, "a task is left"
+        left = [t for t in asyncio.all_tasks() - before if not t.get_name().startswith("informer")]
+        assert left == [], "a task is left"
     return added
 
 
@@ -99,24 +113,27 @@ async def test_a_change_of_a_pod_adds_the_job_of_its_label_and_of_no_other_pod(m
     mine, foreign = manifest("Pod", "p", **{LABEL_JOB: "demo"}), manifest("Pod", "q", app="x")
     cluster = Watched(mine, foreign, manifest("Pod", "r"))
     assert await watched(monkeypatch, cluster) == [("lab", "demo")]
-    assert cluster.asked == ["kinds", "jobs in ", "pods in "]
+    assert cluster.asked == ["kinds", "jobs in ", "jobs in ", "pods in "]  # before each watch
 
 
-async def test_jobs_of_all_namespaces_are_read_before_any_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_of_a_namespace_are_read_before_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Watched()
     await watched(monkeypatch, cluster, for_ever, "a", "b")
-    assert cluster.asked == ["kinds", "jobs in a", "jobs in b", "pods in a", "pods in b"]
+    for namespace in ("a", "b"):
+        jobs, pods = f"jobs in {namespace}", f"pods in {namespace}"
+        assert cluster.asked.index("kinds") < cluster.asked.index(jobs) < cluster.asked.index(pods)
 
 
 @pytest.mark.parametrize("scopes", [(), ("a", "b")])
-async def test_kopf_watches_all_namespaces_or_those_that_are_named(
+async def test_kopf_watches_all_namespaces_or_each_of_those_that_are_named_by_itself(
     monkeypatch: pytest.MonkeyPatch, scopes: tuple[str, ...]
 ) -> None:
     await watched(monkeypatch, Watched(), for_ever, *scopes)
-    (options,) = SPAWNED
-    assert (options["clusterwide"], options["namespaces"], options["standalone"]) == (not scopes, scopes, True)
-    assert isinstance(options["registry"], kopf_watches.kopf.OperatorRegistry)
-    assert options["settings"].watching.inactivity_timeout == SILENCE_SECONDS
+    assert [(o["clusterwide"], o["namespaces"]) for o in SPAWNED] == [(False, (n,)) for n in scopes] or [(True, ())]
+    assert len(SPAWNED) == max(1, len(scopes))
+    for options in SPAWNED:
+        assert options["standalone"] and isinstance(options["registry"], kopf_watches.kopf.OperatorRegistry)
+        assert options["settings"].watching.inactivity_timeout == SILENCE_SECONDS
 
 
 async def test_a_watch_of_pods_that_ends_ends_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,11 +141,12 @@ async def test_a_watch_of_pods_that_ends_ends_the_operator(monkeypatch: pytest.M
         await watched(monkeypatch, Watched(goes_on=False))
 
 
+@pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.parametrize(
     ("lasts", "pauses"), [(0.0, [1.0, 2.0, 4.0, 8.0, 15.0, 15.0]), (14.0, [1.0, 2.0]), (15.0, [0.5, 0.5, 0.5])]
 )
 async def test_kopf_is_started_again_after_a_growing_pause_until_sigterm_ends_it(
-    monkeypatch: pytest.MonkeyPatch, lasts: float, pauses: list[float]
+    monkeypatch: pytest.MonkeyPatch, lasts: float, pauses: list[float], fails: bool
 ) -> None:
     drawn: list[float] = []
 
@@ -141,15 +159,110 @@ async def test_kopf_is_started_again_after_a_growing_pause_until_sigterm_ends_it
 
     async def kopf(*_: Any) -> None:
         await asyncio.sleep(lasts)
-        if len(drawn) < len(pauses):
+        if len(drawn) == len(pauses):
+            signal.raise_signal(signal.SIGTERM)
+            await for_ever()
+        if fails:
             raise ConnectionError("half a line")
 
+    began = asyncio.get_running_loop().time()
     await watched(monkeypatch, Watched(), kopf)
     assert drawn == pauses
+    assert asyncio.get_running_loop().time() - began < 300, "the signal did not end it"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_between_two_runs_of_kopf_ends_the_watches(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(kopf_watches.random, "uniform", lambda least, most: 30.0)
+
+    async def kopf(*_: Any) -> None:
+        asyncio.get_running_loop().call_later(10, signal.raise_signal, number)  # in the pause of 30 s
+        raise ConnectionError("half a line")
+
+    began = asyncio.get_running_loop().time()
+    await watched(monkeypatch, Watched(), kopf)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(11, abs=1)  # a second for what lingers
+
+
+async def test_a_run_of_kopf_that_ends_arms_no_kill_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kopf's own: no task of it is replaced. By default it kills the process ten minutes after it was cancelled."""
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(signal, "pthread_kill", lambda *what: killed.append(what))
+    registry = kopf_watches.kopf.OperatorRegistry()
+
+    async def log_in(**_: Any) -> None:
+        await for_ever()
+
+    kopf_watches.kopf.on.login(registry=registry)(log_in)
+    run = asyncio.create_task(kopf_watches._kopf_once(registry, "lab", kopf_watches._settings(55.0), lambda: None))
+    await asyncio.sleep(1)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    await asyncio.sleep(3600)
+    assert killed == []
+
+
+class DeniesOne:
+    """An API server's connection with a job in team-a. It denies team-b, and is away for the first `away` seconds."""
+
+    def __init__(self, away: float = 0.0) -> None:
+        self._back = asyncio.get_running_loop().time() + away
+
+    def _check(self, path: str) -> None:
+        if asyncio.get_running_loop().time() < self._back:
+            raise Retryable("connection refused")
+        if "/team-b/" in path:
+            raise Denied("Forbidden", f"cannot list {path}")
+
+    async def call(self, method: str, path: str) -> Manifest:
+        self._check(path)
+        return {"resources": [{"name": kind.plural} for kind in KINDS]}
+
+    async def send(self, method: str, path: str, **params: str) -> bytes:
+        self._check(path)
+        owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": "demo", "uid": "j", "controller": True}
+        head = {"namespace": "team-a", "name": "p", "uid": "u", "resourceVersion": "3", "ownerReferences": [owner]}
+        items = [{"metadata": head}] if "/team-a/" in path else []
+        return json.dumps({"metadata": {"resourceVersion": "7"}, "items": items}).encode()
+
+    async def lines(self, path: str, silence: float, **params: str) -> AsyncIterator[bytes]:
+        await for_ever()
+        yield b""
+
+
+@pytest.mark.parametrize("away", [0.0, 40.0])
+async def test_a_namespace_that_is_gone_takes_no_other_from_the_operator_and_a_server_that_is_away_is_awaited(
+    monkeypatch: pytest.MonkeyPatch, away: float
+) -> None:
+    async with KubernetesCluster(cast("Connection", DeniesOne(away)), namespaced=True) as cluster:
+        added = await watched(monkeypatch, cluster, for_ever, "team-a", "team-b")
+    assert added == [("team-a", "demo")]
+    assert [o["namespaces"] for o in SPAWNED] == [("team-a",)]  # kopf's turn in team-b comes with its rights
+
+
+async def test_kopf_that_fails_in_one_namespace_runs_on_in_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails_in_b(options: dict[str, Any]) -> None:
+        if options["namespaces"] == ("b",):
+            raise PermissionError("the Role of b is gone")
+        await for_ever()
+
+    await watched(monkeypatch, Watched(), fails_in_b, "a", "b")
+    assert [o["namespaces"] for o in SPAWNED].count(("a",)) == 1 < len(SPAWNED) - 1
+
+
+async def test_a_quarantine_adds_every_job_of_the_namespaces_that_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, added = Watched(manifest("NodeQuarantine", "n")), list[Key]()
+    work = asyncio.create_task(kopf_watches._add_jobs_at_quarantines(cluster, "lab", added.append))  # type: ignore[arg-type]
+    await asyncio.sleep(1)
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    assert added == [("lab", "first"), ("lab", "second")]
 
 
 async def test_an_error_that_restarting_kopf_cannot_mend_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail() -> None:
+    async def fail(*_: Any) -> None:
         raise ConnectionError("half a line")
 
     def uniform(least: float, most: float) -> float:
@@ -186,6 +299,7 @@ async def test_a_change_is_noted_before_it_adds_its_jobs_and_an_own_write_adds_n
 def test_kopf_goes_on_asking_and_leaves_scanning_peering_and_events_alone() -> None:
     settings = kopf_watches._settings(55.0)
     assert list(islice(settings.networking.error_backoffs, 8)) == [0.5, 1, 2, 4, 8, 15, 15, 15]
+    assert settings.process.ultimate_exiting_timeout is None
     assert (settings.posting.enabled, settings.peering.standalone, settings.scanning.disabled) == (False, True, True)
     assert (settings.watching.inactivity_timeout, settings.watching.chunk_size) == (55.0, 500)
 

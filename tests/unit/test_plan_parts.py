@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 
 from coxswain.cost import Constants
 from coxswain.cost.model import CostModel
+from coxswain.plan.degrees import least_degrees, ring_seconds
 from coxswain.plan.makespan.blocks import Blocks
-from coxswain.plan.makespan.degrees import least_degrees, ring_seconds
 from coxswain.plan.makespan.line import line_of
 from coxswain.plan.makespan.loads import replica_loads
 from coxswain.plan.makespan.nested import Level, block_sizes, deal_longest_first, place_nested
-from coxswain.plan.makespan.packing import Bins, fill_bins, fit_bins, water_level
+from coxswain.plan.makespan.packing import Bins, fill_bins, fit_bins
 from coxswain.plan.makespan.rings import SLACK, place_rings
 from coxswain.plan.makespan.search import drafts_of, makespan, search
 from coxswain.plan.problem import Draft, Problem, make_problem
 from coxswain.plan.rivals.naive import best_fit, naive
 from coxswain.plan.rivals.static import static
+from coxswain.plan.water_level import water_level
 from tests.unit import plan_reference as reference
 from tests.unit.plan_cases import COST, given, steps
 

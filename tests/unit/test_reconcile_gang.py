@@ -154,10 +154,16 @@ def test_the_last_report_of_a_coordinator_that_has_left_is_in_its_termination_me
     assert found is not None and found.step == step
 
 
-@pytest.mark.parametrize("retryable", [False, True])
-def test_a_child_that_the_cluster_will_never_take_ends_the_job_and_others_are_waited_for(retryable: bool) -> None:
-    scene = Scene(
-        (*GANG[:3], replace(TRAINER, phase="Pending", created=NOW)),
-        rejection=Fault("Forbidden", "no", retryable=retryable),
-    )
-    assert bool(scene.decide().of(Delete)) is not retryable
+@pytest.mark.parametrize(
+    ("retryable", "pods", "ends"),
+    [
+        (False, (COORDINATOR, LOADER), True),
+        (True, (COORDINATOR, LOADER), False),
+        (False, (COORDINATOR, LOADER, TRAINER), False),  # the cluster has taken a pod of each role
+    ],
+)
+def test_a_child_that_the_cluster_will_never_take_ends_the_job_and_others_are_waited_for(
+    retryable: bool, pods: tuple[PodView, ...], ends: bool
+) -> None:
+    scene = Scene(pods, rejection=Fault("Forbidden", "no", retryable=retryable))
+    assert bool(scene.decide().of(Delete)) is ends

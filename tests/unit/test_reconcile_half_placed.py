@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coxswain.wire import Fault
 from coxswain_operator.reconcile import half_placed
 from coxswain_operator.reconcile.actions import CreatePod, Delete, WriteStatus
 from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.reconcile.times import seconds, stamp
+from coxswain_operator.refusals import UNAVAILABLE
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import PodView
 from tests.draws import draws
@@ -33,6 +35,17 @@ async def test_of_two_jobs_that_hold_two_of_four_slots_and_need_three_one_runs_a
     assert sorted(world.done) == ["first", "second"]
     assert 0 < world.longest_half <= LONGEST_TIMEOUT + 1
     assert set(world.sizes.values()) == {3}
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_of_two_jobs_that_a_quota_stops_half_way_one_runs_and_then_the_other(seed: int) -> None:
+    """Each creates two of its three pods; the third is refused."""
+    world = SlotScheduler(4, {"first": ONE, "second": ONE}, seed, quota=True)
+    await world.play(horizon=20 * TRAINS_SECONDS)
+    assert sorted(world.done) == ["first", "second"]
+    assert 0 < world.longest_half <= LONGEST_TIMEOUT + 1
+    assert set(world.sizes.values()) == {3}
+    assert any("exceeded quota: slots" in e.message for e in world.events if e.reason == "GangReleased")
 
 
 async def test_while_their_time_lasts_the_same_two_jobs_keep_what_they_hold() -> None:
@@ -55,9 +68,10 @@ def test_jobs_of_any_sizes_that_fit_alone_all_run_whatever_the_scheduler_binds_f
     assert not [e for e in world.events if e.reason in ("Failed", "NodeLost", "WorkerRestarted")]
 
 
+@pytest.mark.parametrize("quota", [False, True])
 @pytest.mark.parametrize("least", [1, 2, 3])
-async def test_a_job_that_has_its_minimum_runs_with_it_and_gives_nothing_up(least: int) -> None:
-    world = SlotScheduler(5, {"only": {"trainers": {"count": 4, "minCount": least}}}, 0)
+async def test_a_job_that_has_its_minimum_runs_with_it_and_gives_nothing_up(least: int, quota: bool) -> None:
+    world = SlotScheduler(5, {"only": {"trainers": {"count": 4, "minCount": least}}}, 0, quota=quota)
     await world.play(horizon=4 * TRAINS_SECONDS)
     assert world.sizes == {"only": 5}
     assert "GangReleased" not in [e.reason for e in world.events]
@@ -99,6 +113,38 @@ def test_a_start_is_given_up_when_its_time_is_over_and_too_few_pods_hold_nodes(
     if gives_up:
         assert {a.name for a in decision.of(Delete) if isinstance(a, Delete)} >= {p.name for p in pods}
         assert decision.of(CreatePod) == ()
+
+
+QUOTA, SILENT = Fault("QuotaExceeded", "exceeded quota", retryable=True), Fault(UNAVAILABLE, "500", retryable=True)
+LATER = {"incarnations": [{"name": "trainer-1", "number": 1, "since": stamp(NOW - 899)}]}
+
+
+@pytest.mark.parametrize(
+    ("pods", "fault", "more", "gives_up"),
+    [
+        ((*HELD, FIRST), QUOTA, {}, True),
+        ((*HELD, FIRST), None, {}, False),  # it is not refused: its pod comes with this pass
+        ((*HELD, FIRST), SILENT, {}, False),  # other jobs would get no pods either
+        ((*HELD, FIRST), QUOTA, {"report": report("Running", 10)}, False),
+        ((*HELD, FIRST), QUOTA, {"status": LATER}, False),  # it was asked for later
+        ((lacks_node(COORDINATOR),), QUOTA, {}, False),  # it holds no node
+        ((*HELD, FIRST), QUOTA, {"spec": {"trainers": {"count": 2, "minCount": 1}}}, False),  # starts with one trainer
+    ],
+)
+def test_a_start_whose_pods_are_refused_is_given_up_as_one_that_finds_no_nodes(
+    pods: tuple[PodView, ...], fault: Fault | None, more: dict[str, Any], gives_up: bool
+) -> None:
+    decision = Scene(pods, rejection=fault, **more).decide()
+    (write,) = (a for a in decision.actions if isinstance(a, WriteStatus))
+    assert ("gang" in write.status) is gives_up
+
+
+@pytest.mark.parametrize(("fault", "reason"), [(QUOTA, "CapacityLost"), (None, "AsExpected")])
+def test_a_job_that_trains_without_a_trainer_that_is_refused_says_so(fault: Fault | None, reason: str) -> None:
+    decision = Scene((*HELD, FIRST), report("Running", 10), rejection=fault).decide()
+    (write,) = (a for a in decision.actions if isinstance(a, WriteStatus))
+    (degraded,) = (c for c in write.status["conditions"] if c["type"] == "Degraded")
+    assert degraded["reason"] == reason
 
 
 async def half_placed_job(**spec: Any) -> FakeCluster:

@@ -10,7 +10,7 @@ import pytest
 from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.reconcile.gang import PINNED
 from coxswain_operator.settings import Settings
-from coxswain_operator.views import Manifest
+from coxswain_operator.views import ChildView, Manifest
 from tests.unit.fake_cluster import (
     FakeCluster,
     data_mix,
@@ -193,7 +193,7 @@ def test_a_pod_that_a_queue_holds_back_is_queued_whatever_others_wait_for() -> N
 def test_a_gang_of_which_the_scheduler_has_placed_no_pod_is_queued(placed: int, state: str) -> None:
     """A scheduler of whole gangs, as one with groups is: a pod with a node shows that it has begun."""
     nodes = tuple(replace(p, phase="Pending", ready=False, node="n") for p in GANG[:placed])
-    observed = Scene((*nodes, NOWHERE)).observed
+    observed = Scene((*nodes, NOWHERE), children=(ChildView("PodGroup", "demo-u-0"),)).observed
     assert build_context(observed, NOW, Settings(gang_backend="Volcano")).state_of_gang == state
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coxswain.errors import Refused
+from coxswain.errors import Refused, Retryable
 from coxswain_operator.cluster import AlreadyExists, Denied
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.force_delete import MARGIN_SECONDS
@@ -15,7 +15,7 @@ from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.refusals import fault_of
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job, with_job
-from tests.unit.test_reconcile_lifecycle import running
+from tests.unit.test_reconcile_lifecycle import RESTART_JOB, running
 
 DENIALS = {
     "QuotaExceeded": 'pods "p" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8',
@@ -90,13 +90,80 @@ async def test_a_refusal_that_others_can_lift_is_named_and_waited_for(reason: st
     assert "demo-trainer-1-1" in world.created and reason not in message(world)
 
 
-async def test_a_pod_that_no_cluster_takes_ends_the_job_with_the_servers_words() -> None:
-    world = await running()
-    world.end(world.pod("trainer-1"), 143, disrupted=True)
-    refusing(world, Refused("Invalid", 'Pod "p" is invalid: spec.containers[1].image: Required value'))
+NO_IMAGE = Refused("Invalid", 'Pod "p" is invalid: spec.containers[1].image: Required value')
+OVER_LIMIT = Refused(
+    "Invalid",
+    'Pod "p" is invalid: spec.containers[0].resources.requests: Invalid value: "8Gi": must be less than or equal to memory '
+    "limit of 4Gi",
+)
+
+
+@pytest.mark.parametrize("role", ["coordinator", "trainer"])
+async def test_a_pod_that_no_cluster_takes_ends_a_job_that_never_ran_with_the_servers_words(role: str) -> None:
+    world = with_job()
+    refusing(world, NO_IMAGE, what=f"demo-{role}")
     await passes(world)
     assert (world.state, world.condition("Succeeded")["status"]) == ("Failed", "False")
     assert "spec.containers[1].image: Required value" in message(world)
+
+
+@pytest.mark.parametrize("answer", [NO_IMAGE, OVER_LIMIT])
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_successor_that_the_cluster_takes_no_more_ends_no_job_that_has_run(
+    whole: bool, answer: Refused
+) -> None:
+    """The cluster took the same pods before: a limit, a webhook or a rule that came later refuses them now."""
+    world = await running(failurePolicy={"rules": [RESTART_JOB]})
+    world.end(world.pod("trainer-1"), 7 if whole else 143, disrupted=not whole)
+    lift = refusing(world, answer)
+    operator = await passes(world)
+    assert (world.state != "Failed", answer.message in message(world)) == (True, True)
+    lift()
+    await passes(world, controller=operator)
+    assert "demo-trainer-1-1" in world.created and answer.message not in message(world)
+
+
+async def test_a_running_job_goes_on_without_the_disruption_budget_that_no_cluster_takes() -> None:
+    world = with_job()
+    operator = await passes(world)
+    world.run_all()
+    refusing(world, Refused("Invalid", "no such field"), what="demo")
+    await passes(world, controller=operator)
+    assert world.state != "Failed" and "no such field" in message(world)
+
+
+def test_a_request_above_a_limit_names_the_limit_range_that_may_have_set_it() -> None:
+    fault = fault_of("Pod demo-trainer-1-1", OVER_LIMIT)
+    assert (fault.reason, fault.retryable) == ("Invalid", False)
+    assert fault.message.endswith("change the resources in the job's templates, or the namespace's LimitRange")
+    assert fault_of("Pod demo-trainer-1-1", NO_IMAGE).message == NO_IMAGE.message
+
+
+@pytest.mark.parametrize("loss", ["fails", "vanishes"])
+async def test_a_webhook_that_does_not_answer_is_named_and_costs_no_event_of_the_loss(loss: str) -> None:
+    """Creates answer 500. The pass that sees the loss stores it, so no later pass sees it again."""
+    world = await running()
+    if loss == "fails":
+        world.end(world.pod("trainer-1"), 1)
+    else:
+        world.vanish(world.pod("trainer-1"))
+    text = "Internal error occurred: failed calling webhook policy.example: connection refused"
+    lift = refusing(world, Retryable(text))
+    operator, failed = Controller(world, world, world.clock), 0
+    for _ in range(SHOWN):
+        try:
+            await passes(world, 1, operator)
+        except Retryable:
+            failed += 1
+            world.tick()
+            world.reap()
+    assert failed >= SHOWN - 2  # metric and alert count them
+    assert f"ServerUnavailable: Pod demo-trainer-1-1: the API server fails: {text}; it is tried again" in message(world)
+    lift()
+    await passes(world, controller=operator)
+    assert "demo-trainer-1-1" in world.created and "ServerUnavailable" not in message(world)
+    reason = "WorkerRestarted" if loss == "fails" else "PodDisrupted"
+    assert [e.reason for e in world.events].count(reason) == 1
 
 
 async def test_a_right_to_delete_that_is_missing_is_a_condition_and_not_only_a_line_in_the_log() -> None:

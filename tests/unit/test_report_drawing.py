@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from coxswain.config import PhaseConfig
 from coxswain.membership.mix_record import record_of
+from coxswain.membership.values import MixRecord
 from coxswain.wire import TaskTiming
 from coxswain_cli.reporting import bars, charts, formatting, looks, mix, timeline
 from coxswain_cli.reporting import page as pages
@@ -245,6 +246,15 @@ def test_a_phase_by_tokens_begins_with_the_step_that_finds_them_trained() -> Non
     )
     assert mix.weights_at(record_of(config, 0), 1, 199) == {"code": 700, "docs": 300}
     assert mix.weights_at(record_of(config, 0), 2, 200) == {"code": 0, "docs": 1}
+
+
+def test_a_phase_that_began_early_shows_by_what_the_step_drew() -> None:
+    phases = tuple(PhaseConfig(from_step=step, weights={"docs": step}) for step in (50, 90))
+    record = record_of(replace(samples.job().mix, phases=phases), 0)
+    assert mix.weights_at(record, 3, 300, {"code"}) == {"code": 700, "docs": 300}
+    early = MixRecord(0, {"code": 1, "docs": 0}, {}, phases)
+    assert mix.weights_at(early, 3, 300, {"docs"}) == {"code": 0, "docs": 50}
+    assert mix.weights_at(early, 90, 300, {"docs"}) == {"code": 0, "docs": 90}
 
 
 def test_lengths_are_written_as_percentages() -> None:

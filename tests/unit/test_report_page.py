@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -206,7 +210,7 @@ def test_a_jobs_name_stands_for_its_work_directory(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "holds neither"),
+        (["nowhere"], "neither a work directory nor a job below runs/"),
         (["run", "--steps", "x"], "'x'"),
         (["run", "--steps", "9"], "recorded are 0 to 1"),
     ],
@@ -231,6 +235,47 @@ def test_what_cannot_be_written_leaves_no_partial_file(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         write_report(FolderReader(samples.write_run(tmp_path / "run", steps=1)), tmp_path / "folder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "run"]
+
+
+@pytest.mark.parametrize("before", ["old", None], ids=["a link to a file", "a link to nothing yet"])
+def test_a_report_to_a_link_is_written_behind_it(tmp_path: Path, before: str | None) -> None:
+    link, behind = tmp_path / "link.html", tmp_path / "behind.html"
+    link.symlink_to(behind)
+    if before is not None:
+        behind.write_text(before)
+    write_report(FolderReader(samples.write_run(tmp_path / "run", steps=1)), link)
+    assert link.is_symlink() and behind.read_text().startswith("<!doctype html>")
+
+
+def test_a_report_to_a_circle_of_links_is_refused_and_leaves_it(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    run = samples.write_run(tmp_path / "run", steps=1)
+    assert CliRunner().invoke(app, [str(run), "--output", str(tmp_path / "loop")]).exit_code == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["loop", "run"] and (tmp_path / "loop").is_symlink()
+
+
+def test_a_report_to_a_fifo_is_what_its_reader_gets(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)  # the page has room in it: the writer need not wait for its reader
+    try:
+        write_report(FolderReader(samples.write_run(tmp_path / "run", steps=1)), fifo)
+        found = os.read(reader, 1 << 20).decode()
+    finally:
+        os.close(reader)
+    assert found.startswith("<!doctype html>") and found.endswith("</html>\n") and fifo.is_fifo()
+
+
+def test_a_report_to_standard_output_in_a_file_is_all_that_the_file_has(tmp_path: Path) -> None:
+    run = samples.write_run(tmp_path / "run", steps=1)
+    (tmp_path / "fd").symlink_to("/proc/self/fd/1")  # as /dev/stdout is
+    call = [sys.executable, "-m", "coxswain_cli", "report", str(run), "--output", str(tmp_path / "fd")]
+    with (tmp_path / "r.html").open("wb") as out:
+        subprocess.run(call, stdout=out, check=True, timeout=60)
+    found = (tmp_path / "r.html").read_text()
+    assert found.startswith("<!doctype html>") and found.endswith("</html>\n")
+    assert (tmp_path / "fd").is_symlink()
 
 
 def test_a_strategy_is_on_the_page_with_predicted_and_measured_seconds(tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ from tests.unit import report_samples as samples
 
 
 def test_the_last_line_of_a_redone_step_is_the_valid_one(tmp_path: Path) -> None:
-    lines = [samples.step_line(k, loss=float(k)) for k in (0, 1, 2, 1)]
-    lines[-1]["loss"] = 9.0
+    lines = [samples.step_line(k, loss=float(k)) for k in (0, 1, 2, 1, 2)]
+    lines[3]["loss"] = 9.0
     samples.write_lines(tmp_path / "steps.jsonl", lines)
     run = read_run(tmp_path)
     assert [(s.step, s.loss) for s in run.steps] == [(0, 0.0), (1, 9.0), (2, 2.0)]
-    assert run.redone == 1
+    assert run.redone == 2
 
 
 def test_an_incomplete_last_line_is_skipped_and_not_counted(tmp_path: Path) -> None:

@@ -41,6 +41,16 @@ def test_a_worker_says_of_its_cut_how_far_it_is_and_nothing_of_one_whose_update_
     assert live.held(3) == held and live.all_held(3) == ((held,) if held else ())
 
 
+def test_a_thread_that_asks_what_is_held_while_a_step_ends_gets_an_answer() -> None:
+    """Between two looks the step is updated: the thread that hears orders would end by an error."""
+
+    class Updated(Cut):
+        looks = iter([pending(8), None])
+        pending = property(lambda self: next(self.looks), lambda self, value: None)
+
+    assert Updated(4, 1, 8, state_of()).held(3) == Held(3, 4, 1, 8, "Reduced")
+
+
 def test_a_worker_between_two_layouts_holds_both_until_one_is_kept() -> None:
     old, new = cut(4), cut(5)
     live = LiveState(old, new, weights={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import Constants
@@ -92,6 +94,21 @@ def test_what_goes_stays_within_the_ratio() -> None:
     assert 0.25 * offloader.seen <= offloader.moved <= 0.3 * offloader.seen
     total.backward()
     assert all(t.grad is not None and torch.equal(t.grad, t.detach().exp()) for t in tensors)
+
+
+@pytest.mark.parametrize("ratio", [0.3, 1.0])
+def test_a_forward_without_a_backward_leaves_nothing_behind(ratio: float) -> None:
+    """Where a step breaks off. Half of what `tanh` and `exp` save is their own output; some is no dense tensor."""
+    weight = torch.randn(6, 6, requires_grad=True)
+    offloader = Offloader(ratio, frozenset([weight.untyped_storage().data_ptr()]), HostCopies())
+    with offloader.layer(1):
+        hidden = torch.randn(5, 6) @ weight
+        made = [hidden.tanh(), hidden.exp(), hidden.tanh()[:, ::2].exp(), hidden.exp()]
+        total = torch.cat([x * x for x in made], 1).sum()
+    found = [StorageWeakRef(x.untyped_storage()) for x in (hidden, *made)]  # type: ignore[no-untyped-call]
+    del hidden, made, total, offloader
+    gc.collect()
+    assert [reference.expired() for reference in found] == [True] * 5  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(("elements", "goes"), [(15, False), (16, True)])

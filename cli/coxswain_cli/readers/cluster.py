@@ -22,7 +22,8 @@ from coxswain_cli.reporting.read import mixes_of, mounted_job, read_steps
 from coxswain_cli.reporting.step_selection import chosen_steps
 from coxswain_cli.summary import has_ended
 from coxswain_cli.workdir import condition
-from coxswain_operator.kubernetes.access import Access, find_access
+from coxswain_operator.cluster import Denied
+from coxswain_operator.kubernetes.access import Access, users_access
 from coxswain_operator.kubernetes.connection import MERGE, Connection, NotFound
 from coxswain_operator.kubernetes.resources import BY_KIND
 from coxswain_operator.views import member_name
@@ -45,6 +46,9 @@ class Place:
     def __bool__(self) -> bool:
         return bool(self.kubeconfig or self.context or self.namespace)
 
+    def access(self) -> Access:
+        return users_access(self.kubeconfig, self.context)
+
 
 class ClusterReader:
     def __init__(self, access: Access, namespace: str, name: str) -> None:
@@ -62,12 +66,14 @@ class ClusterReader:
         return _asked(self._access, ask)
 
     def record(self, steps: tuple[int, ...]) -> RecordedRun:
-        async def ask(connection: Connection) -> tuple[Manifest, JobConfig | None, tuple[RecordedEvent, ...]]:
+        async def ask(connection: Connection) -> tuple[Manifest, RecordedRun]:
             job = await self._job(connection)
-            return job, await self._config(connection, job), await self._events(connection, job)
+            config, missing = await self._config(connection, job)
+            events, status, notes = await self._events(connection, job), job.get("status") or {}, tuple(missing)
+            mixes = mixes_of(config)
+            return job, RecordedRun(self._name, events=events, job=config, status=status, mixes=mixes, notes=notes)
 
-        job, config, events = _asked(self._access, ask)
-        run = RecordedRun(self._name, events=events, job=config, status=job.get("status") or {}, mixes=mixes_of(config))
+        job, run = _asked(self._access, ask)
         return _with_steps(run, job["spec"]["checkpoint"]["uri"], steps)
 
     def logs(self, member: str, follow: bool, write: Write) -> None:
@@ -103,11 +109,14 @@ class ClusterReader:
         found = await connection.call("GET", _PODS.path(self._namespace), labelSelector=selector)
         return list(found["items"])
 
-    async def _config(self, connection: Connection, job: Manifest) -> JobConfig | None:
-        """The resolved job; None before the operator has resolved it."""
+    async def _config(self, connection: Connection, job: Manifest) -> tuple[JobConfig | None, list[str]]:
+        """The resolved job, None before the operator has resolved it; and why it cannot be read."""
         selector = f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"
-        found = await connection.call("GET", _MAPS.path(self._namespace), labelSelector=selector)
-        return mounted_job(found["items"])
+        try:
+            found = await connection.call("GET", _MAPS.path(self._namespace), labelSelector=selector)
+        except Denied as error:
+            return None, [f"no settings of the job, such as its mix: {error}"]
+        return mounted_job(found["items"]), []
 
     async def _events(self, connection: Connection, job: Manifest) -> tuple[RecordedEvent, ...]:
         selector = f"involvedObject.uid={job['metadata']['uid']}"
@@ -169,10 +178,11 @@ def _with_steps(run: RecordedRun, uri: str, wanted: tuple[int, ...]) -> Recorded
     try:
         mixes, lines = _stored(uri, run.job)
     except (CoxswainError, OSError) as error:
-        return replace(run, notes=(f"no steps: {uri} cannot be read from here ({error})",))
+        return replace(run, notes=(*run.notes, f"no steps: {uri} cannot be read from here ({error})"))
     steps, redone, unreadable = read_steps(lines)
     note = f"steps up to the last checkpoint, from {uri}; timings stay in the coordinator's pod"
-    return replace(run, steps=steps, redone=redone, unreadable=unreadable, mixes=mixes or run.mixes, notes=(note,))
+    notes = (*run.notes, note)
+    return replace(run, steps=steps, redone=redone, unreadable=unreadable, mixes=mixes or run.mixes, notes=notes)
 
 
 def _stored(uri: str, config: JobConfig | None) -> tuple[tuple[MixInForce, ...], list[bytes]]:
@@ -204,13 +214,13 @@ def _asked(access: Access, question: Callable[[Connection], Awaitable[T]]) -> T:
 
 
 def cluster_reader(place: Place, job: str) -> ClusterReader:
-    access = find_access(place.kubeconfig, context=place.context)
+    access = place.access()
     return ClusterReader(access, place.namespace or access.namespace, job)
 
 
 def jobs_of(place: Place) -> Iterator[Seen]:
     """Every job of a namespace, without its pods."""
-    access = find_access(place.kubeconfig, context=place.context)
+    access = place.access()
 
     async def ask(connection: Connection) -> list[Any]:
         try:
@@ -223,8 +233,11 @@ def jobs_of(place: Place) -> Iterator[Seen]:
 
 
 def scale(place: Place, job: str, trainers: int) -> str:
-    """Sets the job's number of trainers by its scale subresource; returns its place. Raises Refused in the server's words."""
-    access = find_access(place.kubeconfig, context=place.context)
+    """Sets the job's number of trainers by its scale subresource; returns its place and cluster.
+
+    Raises Refused in the server's words.
+    """
+    access = place.access()
     namespace = place.namespace or access.namespace
     wanted: Manifest = {"spec": {"replicas": trainers}}
 
@@ -235,4 +248,4 @@ def scale(place: Place, job: str, trainers: int) -> str:
             raise Refused("NoJob", f"namespace {namespace} has no TrainingJob {job}: {error}") from error
 
     _asked(access, ask)
-    return f"{namespace}/{job}"
+    return f"{namespace}/{job} of {access.url}"

@@ -92,14 +92,14 @@ class FolderReader:
 
 
 def _last_known(job: Manifest, running: bool, last: StepLine | None) -> Progress | None:
-    """From the job's status, which may be older than the last line of steps.jsonl, or have no progress yet. Rates say nothing
-    about now."""
+    """From the last line of steps.jsonl. The job's status may be older than that line, of steps that were discarded, or have
+    no progress yet. Rates say nothing about now."""
     stale = running and not (has_ended(job) or is_suspended(job))
     note = "when last seen; no coordinator answers" if stale else ""
-    found = stored(job.get("status", {}), last.step + 1 if last else 0, note)
+    found = stored(job.get("status", {}), note)
     if last is None:
         return found and Progress(found.step, found.steps, found.loss, note=note)
-    return Progress(found.step if found else last.step + 1, found.steps if found else 0, last.loss, note=note)
+    return Progress(last.step + 1, found.steps if found else 0, last.loss, note=note)
 
 
 def _heading(job: Manifest, running: bool) -> tuple[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ import zstandard
 from coxswain.config import CheckpointConfig, EndpointConfig
 from coxswain.errors import CoxswainError, Refused
 from coxswain.membership.values import MixRecord
-from coxswain.planlog import mix_key
+from coxswain.planlog import mix_key, steps_key
 from coxswain.structs import UNDECODABLE
 from coxswain.uris import file_path, file_uri, is_file
 from coxswain_cli.reporting.model import MixInForce, RecordedStep
@@ -78,11 +78,17 @@ class StoredRun:
         return max((_ordinal(key) or 0 for key in self._keys(_GENERATIONS)), default=0)
 
     def step_lines(self, last: bool = False) -> Iterator[bytes]:
-        """Lines of `steps.jsonl` up to the last checkpoint; with `last` only those of the last object."""
-        keys = self._keys(_STEPS)
+        """Lines of `steps.jsonl` up to the last checkpoint; with `last` only those that the last step is among."""
+        keys = self._last_steps() if last else self._keys(_STEPS)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for content in pool.map(self._store.get, keys[-1:] if last else keys):
+            for content in pool.map(self._store.get, keys):
                 yield from content.splitlines()
+
+    def _last_steps(self) -> list[str]:
+        """The last object, and that of the newest checkpoint: a run that was killed may have left one of later steps."""
+        keys, manifests = self._keys(_STEPS), self._keys(_MANIFESTS)
+        saved = steps_key(_ordinal(manifests[-1]) or 0) if manifests else ""
+        return [key for key in keys if key in (saved, keys[-1])]
 
     def mixes(self) -> tuple[MixInForce, ...]:
         """Every mix record that a committed step uses, and the first step that it holds for."""

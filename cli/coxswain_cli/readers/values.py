@@ -73,14 +73,14 @@ def reported(report: JobReport) -> Progress:
     )
 
 
-def stored(status: Manifest, step: int = 0, note: str = "") -> Progress | None:
-    """Progress from a job's status. `step`: one that is known to be done."""
+def stored(status: Manifest, note: str = "") -> Progress | None:
+    """Progress from a job's status."""
     found = status.get("progress")
     if not found:
         return None
     idle = _number(found.get("idlePercent"))
     return Progress(
-        step=max(found["step"], step),
+        step=found["step"],
         steps=found["steps"],
         loss=_number(found.get("loss")),
         tokens_per_second=_number(found.get("tokensPerSecond")),

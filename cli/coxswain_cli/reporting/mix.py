@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -23,13 +23,16 @@ class SourceShare:
     wanted: tuple[float, ...] | None
 
 
-def weights_at(mix: MixRecord, step: int, tokens: int) -> dict[str, int]:
-    """The weights in force at a step before which `tokens` were trained on: those of the last phase that has begun."""
-    weights = dict(mix.weights)
-    for phase in mix.phases:
-        begun = tokens >= phase.from_tokens if phase.from_step < 0 else step >= phase.from_step
-        weights = {name: phase.weights.get(name, 0) for name in weights} if begun else weights
-    return weights
+def weights_at(mix: MixRecord, step: int, tokens: int, drawn: Set[str] = frozenset()) -> dict[str, int]:
+    """The weights in force at a step before which `tokens` were trained on: those of the last phase that has begun.
+
+    A phase ends early once all its sources have left: those of the first phase from there on that has one of the step's
+    sources, `drawn`.
+    """
+    begun = [tokens >= p.from_tokens if p.from_step < 0 else step >= p.from_step for p in mix.phases]
+    every = [mix.weights, *({name: phase.weights.get(name, 0) for name in mix.weights} for phase in mix.phases)]
+    left = every[sum(begun) :]
+    return next((weights for weights in left if any(weights.get(name) for name in drawn)), left[0])
 
 
 def source_shares(steps: Sequence[RecordedStep], mixes: Sequence[MixInForce]) -> tuple[SourceShare, ...]:
@@ -51,7 +54,8 @@ def _wanted(steps: Sequence[RecordedStep], mixes: Sequence[MixInForce]) -> list[
     result, first_steps = [], [m.first_step for m in mixes]
     for step, after in zip(steps, accumulate(s.tokens for s in steps), strict=True):
         in_force = mixes[max(bisect_right(first_steps, step.step) - 1, 0)]
-        weights = weights_at(in_force.record, step.step, after - step.tokens)
+        drawn = {name for name, tokens in step.tokens_by_source.items() if tokens}
+        weights = weights_at(in_force.record, step.step, after - step.tokens, drawn)
         total = sum(weights.values()) or 1
         result.append({name: step.tokens * weight / total for name, weight in weights.items()})
     return result

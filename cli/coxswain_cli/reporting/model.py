@@ -12,6 +12,9 @@ from coxswain.membership.values import MixRecord
 from coxswain.trainer_figures import TrainerFigures
 from coxswain.wire import TaskTiming
 
+STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
+"""Files of a work directory."""
+
 Number = Annotated[int, msgspec.Meta(ge=0, le=99_999)]
 """Of a rank, a replica and so on. A row is drawn for each: a damaged line has no more of them than memory holds."""
 NumberOrNone = Annotated[int, msgspec.Meta(ge=-1, le=99_999)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -17,13 +17,22 @@ from coxswain.errors import Refused
 from coxswain.membership.mix_record import record_of
 from coxswain.structs import UNDECODABLE
 from coxswain.trainer_figures import WINDOW_STEPS
+from coxswain_cli.kept_steps import kept_steps
 from coxswain_cli.reporting.formatting import seconds_of
-from coxswain_cli.reporting.model import Glance, MixInForce, RecordedEvent, RecordedRun, RecordedStep, StepTiming
+from coxswain_cli.reporting.model import (
+    EVENTS,
+    STEPS,
+    TIMINGS,
+    Glance,
+    MixInForce,
+    RecordedEvent,
+    RecordedRun,
+    RecordedStep,
+    StepTiming,
+)
 from coxswain_cli.reporting.step_selection import chosen_steps
 from coxswain_cli.reporting.trainers import latest_figures
 from coxswain_operator.reconcile.status import JobStatus
-
-STEPS, EVENTS, TIMINGS = "steps.jsonl", "events.jsonl", "timings.jsonl"
 
 T = TypeVar("T")
 
@@ -39,7 +48,8 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
             f"{directory}: holds neither {STEPS} nor {EVENTS}; name the work directory of a run (`cox run` prints it, "
             "by default runs/JOB)",
         )
-    steps, redone, bad_steps = _valid(_good(_values(directory / STEPS, RecordedStep)))
+    lines, bad_steps = _good(_values(directory / STEPS, RecordedStep))
+    steps, redone = _valid(lines)
     events, bad_events = _good(_values(directory / EVENTS, _EventLine))
     offsets, rings, bad_timings = _glances(directory / TIMINGS)
     chosen = chosen_steps(steps, rings, wanted)
@@ -61,16 +71,18 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
 
 
 def read_steps(lines: Iterable[bytes]) -> tuple[tuple[RecordedStep, ...], int, int]:
-    """Each step once, in order; how many lines are of steps computed again, and how many are unreadable."""
+    """Of a checkpoint location: each step once, in order; how many lines are of steps computed again, and unreadable.
+
+    Its objects are in the order of their steps: the world says which line was written later.
+    """
     decoder = msgspec.json.Decoder(RecordedStep)
-    return _valid(_good((0, _decoded(decoder, line)) for line in lines if line.strip()))
+    found, unreadable = _good((0, _decoded(decoder, line)) for line in lines if line.strip())
+    return *_valid(sorted(found, key=lambda line: line.worldGeneration)), unreadable
 
 
-def _valid(found: tuple[list[RecordedStep], int]) -> tuple[tuple[RecordedStep, ...], int, int]:
-    """A step that is computed again appends a line: the last one is valid."""
-    lines, unreadable = found
-    latest = {line.step: line for line in lines}
-    return tuple(latest[k] for k in sorted(latest)), len(lines) - len(latest), unreadable
+def _valid(lines: list[RecordedStep]) -> tuple[tuple[RecordedStep, ...], int]:
+    """The lines that count, and how many are of steps computed again."""
+    return tuple(kept_steps(lines)), len(lines) - len({line.step for line in lines})
 
 
 def mixes_of(job: JobConfig | None) -> tuple[MixInForce, ...]:
@@ -92,6 +104,14 @@ class _ConfigMap(msgspec.Struct):
     metadata: _Metadata
     data: dict[str, str] | None = None
     immutable: bool | None = None
+
+
+class _Place(NamedTuple):
+    """A line of `timings.jsonl`."""
+
+    step: int
+    offset: int
+    longest_ring: int
 
 
 class _EventLine(msgspec.Struct, frozen=True):
@@ -130,15 +150,14 @@ def _good(values: Iterable[tuple[int, T | None]]) -> tuple[list[T], int]:
 
 def _glances(path: Path) -> tuple[dict[int, int], dict[int, int], int]:
     """By step: where its valid line begins, and the degree of its longest ring. And how many lines are unreadable."""
-    offsets: dict[int, int] = {}
-    rings: dict[int, int] = {}
-    bad = 0
+    places, bad = _good(_places(path))
+    kept = kept_steps(places)
+    return {p.step: p.offset for p in kept}, {p.step: p.longest_ring for p in kept}, bad
+
+
+def _places(path: Path) -> Iterator[tuple[int, _Place | None]]:
     for offset, glance in _values(path, Glance):
-        if glance is None:
-            bad += 1
-        else:
-            offsets[glance.step], rings[glance.step] = offset, glance.longest_ring
-    return offsets, rings, bad
+        yield offset, None if glance is None else _Place(glance.step, offset, glance.longest_ring)
 
 
 def _timing(path: Path, step: int, offset: int) -> StepTiming:

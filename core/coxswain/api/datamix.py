@@ -43,7 +43,8 @@ class PhaseWeight(Model):
 
 
 class Phase(Model):
-    """Other weights from a step or a token count on. Exactly one of fromStep and fromTokens."""
+    """Other weights from a step or a token count on. Exactly one of fromStep and fromTokens. It begins earlier where all
+    sources of the phases before it have left the mix."""
 
     from_step: Whole | None = None
     """First step with these weights."""

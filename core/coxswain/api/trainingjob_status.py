@@ -180,6 +180,15 @@ class ImagesStatus(Model):
     """Image of coordinator, loaders and constructors."""
 
 
+class GangSchedulingStatus(Model):
+    """How the pods of an attempt are placed together."""
+
+    backend: Annotated[str, Field(max_length=63)]
+    """The API for groups of pods, as the operator found it for the chart's gangScheduling. Empty: none."""
+    scheduler: Annotated[str, Field(max_length=253)] | None = None
+    """schedulerName of the pods, where the chart named one."""
+
+
 class PinnedStatus(Model):
     """What all pods of the attempt are made of. An edit of it waits for the next attempt."""
 
@@ -188,6 +197,8 @@ class PinnedStatus(Model):
     began with. Empty: an earlier release started the attempt, with NAME-config."""
     images: ImagesStatus
     """The images of its pods."""
+    gang_scheduling: GangSchedulingStatus | None = None
+    """How its pods are placed together. Absent: an earlier release started the attempt."""
 
 
 class TrainingJobStatus(Model):

@@ -18,6 +18,7 @@ from coxswain.membership.draw import draw
 from coxswain.membership.held_out import NOTHING, HeldOut
 from coxswain.membership.mix_record import mix_under
 from coxswain.membership.order import PassOrder, SourceView
+from coxswain.membership.phases import active, begun, with_data
 from coxswain.membership.values import Cursor, Membership, MixRecord, Sequence, SourceCursor
 
 
@@ -55,12 +56,12 @@ class Stream:
         T = tokensPerStep.
         """
         before = cursor
-        state = _Draws(self, _enter_phase(self.mix, enter_mix(self.mix, self.number, cursor)))
+        state = _Draws(self, begun(self.mix, enter_mix(self.mix, self.number, cursor)))
         limit = (cursor.step + 1) * self.batch.tokens_per_step
         sequences: list[Sequence] = []
         while state.offset < limit and (sequence := state.next()) is not None:
             sequences.append(sequence)
-        after = state.cursor(before.step + 1)
+        after = replace(state.cursor, step=before.step + 1)
         return Membership(before.step, tuple(sequences), before, exhausted=state.ended), after
 
     def under(self, record: MixRecord) -> Stream:
@@ -82,34 +83,35 @@ def used_up(before: Cursor, after: Cursor) -> list[SourceCursor]:
     return [c for c in after.sources if c.exhausted and c.name not in gone]
 
 
-def exhausted(mix: MixConfig, cursor: Cursor) -> bool:
-    """Whether no source with weight in the current phase has anything left."""
-    weights = _weights(mix, cursor.phase)
-    return all(c.exhausted or not weights[c.name] for c in cursor.sources)
-
-
 class _Draws:
     """The mutable state of one `advance`."""
 
     def __init__(self, stream: Stream, cursor: Cursor) -> None:
-        self._stream, self._phase = stream, cursor.phase
+        self._stream = stream
         self._configs: dict[str, SourceConfig] = {s.name: s for s in stream.mix.sources}
+        self._enter(cursor)
+
+    def _enter(self, cursor: Cursor) -> None:
+        """Draws from the cursor on, with the weights of its phase."""
+        self._step, self._phase, self.offset = cursor.step, cursor.phase, cursor.offset
         self._cursors = {c.name: c for c in cursor.sources}
-        weights = _weights(stream.mix, cursor.phase)
-        self._active = [
-            c.name for c in sorted(cursor.sources, key=lambda c: c.name) if not c.exhausted and weights[c.name]
-        ]
-        self._weights = [weights[name] for name in self._active]
+        weights = active(self._stream.mix, cursor.phase, cursor.sources)
+        self._active, self._weights = list(weights), list(weights.values())
         self._tokens = [self._cursors[name].tokens for name in self._active]
-        self.offset = cursor.offset
 
     @property
     def ended(self) -> bool:
-        return not self._active
+        return not self._active and with_data(self._stream.mix, self.cursor) is None
+
+    @property
+    def cursor(self) -> Cursor:
+        """Behind what is drawn, in the step that is being drawn."""
+        sources = tuple(self._cursors[s.name] for s in self._stream.mix.sources)
+        return Cursor(self._step, self.offset, self._phase, sources, self._stream.number)
 
     def next(self) -> Sequence | None:
-        """Draws the next sequence of the mixed stream; None once every source has left."""
-        while self._active:
+        """Draws the next sequence of the mixed stream; None once every source that this or a later phase weights has left."""
+        while self._active or self._enter_later():
             place = largest_deficit(self._weights, self._tokens)
             sequence = self._draw(place)
             if sequence is not None:
@@ -117,9 +119,11 @@ class _Draws:
                 return sequence
         return None
 
-    def cursor(self, step: int) -> Cursor:
-        sources = tuple(self._cursors[s.name] for s in self._stream.mix.sources)
-        return Cursor(step, self.offset, self._phase, sources, self._stream.number)
+    def _enter_later(self) -> bool:
+        later = with_data(self._stream.mix, self.cursor)
+        if later is not None:
+            self._enter(later)
+        return later is not None
 
     def _draw(self, place: int) -> Sequence | None:
         """Draws from the `place`-th active source; it leaves once exhausted."""
@@ -151,17 +155,6 @@ def largest_deficit(weights: list[int], tokens: list[int]) -> int:
     return surplus.index(min(surplus))
 
 
-def _weights(mix: MixConfig, phase: int) -> dict[str, int]:
-    if phase > len(mix.phases):
-        raise Refused(
-            "PhasesRemoved",
-            f"mix.phases has {len(mix.phases)} entries and phase {phase} has begun; phases that have begun must stay",
-        )
-    if phase == 0:
-        return {s.name: s.weight for s in mix.sources}
-    return {s.name: mix.phases[phase - 1].weights.get(s.name, 0) for s in mix.sources}
-
-
 def enter_mix(mix: MixConfig, number: int, cursor: Cursor) -> Cursor:
     """The cursor under the mix record `number`, which `mix` is from: itself if it is already.
 
@@ -172,21 +165,3 @@ def enter_mix(mix: MixConfig, number: int, cursor: Cursor) -> Cursor:
     passes = {s.name: s.max_passes for s in mix.sources}
     sources = tuple(replace(c, tokens=0, exhausted=0 < passes[c.name] <= c.epoch) for c in cursor.sources)
     return replace(cursor, mix=number, phase=0, sources=sources)
-
-
-def _enter_phase(mix: MixConfig, cursor: Cursor) -> Cursor:
-    """Enters the phases that have begun: at step boundaries, in their order.
-
-    Deficits restart with each, so old shares are not made up for.
-    """
-    phase = cursor.phase
-    while phase < len(mix.phases) and _begun(mix, phase + 1, cursor):
-        phase += 1
-    if phase == cursor.phase:
-        return cursor
-    return replace(cursor, phase=phase, sources=tuple(replace(s, tokens=0) for s in cursor.sources))
-
-
-def _begun(mix: MixConfig, phase: int, cursor: Cursor) -> bool:
-    begin = mix.phases[phase - 1]
-    return cursor.step >= begin.from_step if begin.from_step >= 0 else cursor.offset >= begin.from_tokens

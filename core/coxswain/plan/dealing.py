@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from coxswain.cost.model import Floats
 from coxswain.layout import Layout
-from coxswain.plan.makespan.degrees import least_degrees, ring_seconds
+from coxswain.plan.degrees import least_degrees, ring_seconds
 from coxswain.plan.pipelines.dispatch import end_of
 from coxswain.plan.pipelines.operations import shares_of
 from coxswain.plan.problem import Draft, Planner, Problem

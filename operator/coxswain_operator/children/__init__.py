@@ -11,16 +11,16 @@ from coxswain_operator.children.pods import PodPlan
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 
-__all__ = ["CONTENT", "PodPlan", "children", "kinds", "labels_of"]
+__all__ = ["CONTENT", "KINDS", "PodPlan", "children", "kinds", "labels_of"]
 
 # Without pods and Secrets, in creation order: pods mount the first, and the second gives host names.
-_KINDS = ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
+KINDS = ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 
 
 def kinds(settings: Settings) -> tuple[str, ...]:
     """Of all children but the pods and their token."""
     backend = gangs.backend_of(settings)
-    return _KINDS if backend is None else (*_KINDS, backend.kind)
+    return KINDS if backend is None else (*KINDS, backend.kind)
 
 
 def children(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -39,6 +40,9 @@ class Access:
     """The header's value, renewed if it was about to expire; empty for access by certificate."""
     namespace: str = "default"
     """That of the kubeconfig's context, or of the pod."""
+    proxy: str | None = None
+    server_name: str | None = None
+    """What the server's certificate must name, where that is not its address."""
 
     def trust(self) -> ssl.SSLContext:
         """Which servers to believe, and the client's certificate if it has one."""
@@ -56,13 +60,31 @@ def find_access(
     environment: Mapping[str, str] = os.environ,
     context: str = "",
 ) -> Access:
-    """By the kubeconfig or its context if one is named, else by this pod's service account, else by the user's kubeconfig.
+    """Of the operator: by the kubeconfig or its context if one is named, else by this pod's service account, else by the
+    user's kubeconfig.
 
     Raises Refused when none of them can be read.
     """
     if kubeconfig is None and not context and (access := _of_pod(account, environment)):
         return access
     return _of_kubeconfig(kubeconfig, context)
+
+
+def users_access(
+    kubeconfig: Path | None = None,
+    context: str = "",
+    account: Path = ACCOUNT,
+    environment: Mapping[str, str] = os.environ,
+) -> Access:
+    """Of a person: by the kubeconfig that is named, else KUBECONFIG's, else ~/.kube/config, else by this pod's account."""
+    return find_access(kubeconfig or _users_kubeconfig(environment), account, environment, context)
+
+
+def _users_kubeconfig(environment: Mapping[str, str]) -> Path | None:
+    if named := environment.get("KUBECONFIG"):
+        return Path(named)  # or several, between colons
+    own = Path(os.path.expanduser("~/.kube/config"))  # noqa: PTH111  a pod's user may have no home: no error
+    return own if own.exists() else None
 
 
 def _of_pod(account: Path, environment: Mapping[str, str]) -> Access | None:
@@ -91,7 +113,10 @@ def _of_kubeconfig(path: Path | None, context: str) -> Access:
     library: Any = kube_config  # has types, but not for this
     place = str(path or library.KUBE_CONFIG_DEFAULT_LOCATION)
     try:
-        chosen = _context(library.KubeConfigMerger(place).config, context)
+        merged = library.KubeConfigMerger(place).config
+        chosen = _context(merged, context)
+        cluster, user = _part(merged, chosen, "cluster"), _part(merged, chosen, "user")
+        _check_supported(cluster, user)
         library.load_kube_config(place, chosen["name"], configuration)
     except (config.ConfigException, OSError, *_MALFORMED) as error:
         why = f"{path or 'neither a service account nor a kubeconfig'}: {' '.join(str(error).split())}"
@@ -107,6 +132,8 @@ def _of_kubeconfig(path: Path | None, context: str) -> Access:
             lambda: str(configuration.get_api_key_with_prefix("BearerToken", alias="authorization") or "")
         ),
         namespace=str((chosen.get("context") or {}).get("namespace") or "default"),
+        proxy=str(cluster.get("proxy-url") or "") or None,
+        server_name=str(cluster.get("tls-server-name") or "") or None,
     )
 
 
@@ -133,3 +160,23 @@ def _context(merged: Any, name: str) -> Mapping[str, Any]:
         raise Refused("NoSuchContext", f"the kubeconfig has no context {current!r}; its contexts: {known}")
     context: Mapping[str, Any] = found[current]
     return context
+
+
+def _part(merged: Any, context: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The cluster or the user that a context names; empty without one."""
+    name = (context.get("context") or {}).get(kind)
+    found: Any = next((node.value for node in merged.value[f"{kind}s"] if node.value["name"] == name), {})
+    part: Mapping[str, Any] = found.get(kind) or {}
+    return part
+
+
+def _check_supported(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> None:
+    """Raises Refused for a field that changes which server is asked, or in whose name, and that is not known here."""
+    scheme = urlsplit(str(cluster.get("proxy-url") or "http:")).scheme
+    if scheme not in ("http", "https"):
+        message = f"proxy-url of the kubeconfig's cluster has the scheme {scheme!r}; give a proxy of http or https"
+        raise Refused("ProxyUnsupported", message)
+    for field in user:
+        if field == "as" or field.startswith("as-"):
+            message = f"the kubeconfig's user has {field!r}: acting as another user is not supported; name a user's own access"
+            raise Refused("ImpersonationUnsupported", message)

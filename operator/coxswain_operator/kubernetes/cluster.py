@@ -24,6 +24,7 @@ from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
 from coxswain_operator.kubernetes.read_cache import ReadCache
 from coxswain_operator.kubernetes.resources import FIELD_MANAGER, NAMESPACES, SECRETS, with_groups
+from coxswain_operator.kubernetes.until_given import until_given
 from coxswain_operator.kubernetes.workloads import Workloads
 from coxswain_operator.views import AdmissionView, Event, Manifest, NodeView, PodView
 
@@ -83,6 +84,10 @@ class KubernetesCluster:
         """Raises Retryable while the server cannot be asked."""
         cache = (await self._ready(kind, namespace)).cache
         return [manifest_of(entry.value) for entry in cache.select(namespace, labels)]
+
+    async def listed(self, kind: str, namespace: str) -> None:
+        """Returns once all objects were listed. Waits as long as the server cannot be asked, or forbids it."""
+        await self._informer(kind, namespace).ready(deadline=None)
 
     async def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """By a LIST of this name, which needs no right that the informers do not need. Raises Retryable."""
@@ -210,7 +215,7 @@ class KubernetesCluster:
 
     async def served(self, plurals: Sequence[str], pause: float = DISCOVERY_SECONDS) -> None:
         """Returns once the server knows our kinds: their definitions may be installed after the operator."""
-        while missing := set(plurals) - await served(self._connection, API_VERSION):
+        while missing := set(plurals) - await until_given(lambda: served(self._connection, API_VERSION)):
             log.warning("%s: not served yet: %s; install the CRDs", API_VERSION, ", ".join(sorted(missing)))
             await asyncio.sleep(pause)
 

@@ -133,7 +133,14 @@ class Connection:
             headers["Authorization"] = authorization
         data = None if body is None else msgspec.json.encode(body)
         return self._http.request(
-            method, self._access.url + path, data=data, params=params, headers=headers, timeout=timeout
+            method,
+            self._access.url + path,
+            data=data,
+            params=params,
+            headers=headers,
+            timeout=timeout,
+            proxy=self._access.proxy,
+            server_hostname=self._access.server_name,
         )
 
 

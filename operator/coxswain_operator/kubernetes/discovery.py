@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from coxswain.errors import Refused
 from coxswain_operator.children.gangs import BACKENDS, CHOICES
 from coxswain_operator.kubernetes.connection import Connection, NotFound
+from coxswain_operator.kubernetes.until_given import until_given
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +25,13 @@ async def served(connection: Connection, api_version: str) -> frozenset[str]:
 async def find_gang_backend(connection: Connection, choice: str) -> str:
     """The first backend of an installation's choice whose API is served; empty for None, and for Auto without any.
 
-    Raises Refused for a choice that is unknown or not served.
+    Waits until the server answers. Raises Refused for a choice that is unknown or not served.
     """
     if choice not in CHOICES:
         raise Refused("InvalidOption", f"--gang-scheduling: {choice} is none of {', '.join(CHOICES)}")
     for name in CHOICES[choice]:
         backend = BACKENDS[name]
-        if backend.plural in await served(connection, backend.api_version):
+        if backend.plural in await until_given(partial(served, connection, backend.api_version)):
             log.info("gangs: %s %s", backend.api_version, backend.kind)
             return name
     if choice in ("None", "Auto"):

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import base64
-import logging
 import secrets
 
-from coxswain.errors import Refused, Retryable
+from coxswain.errors import Refused
 from coxswain_operator.children.job_token import KEY_BYTES
 from coxswain_operator.cluster import AlreadyExists
 from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.resources import FIELD_MANAGER, SECRETS
+from coxswain_operator.kubernetes.until_given import until_given
 from coxswain_operator.views import Manifest
-
-log = logging.getLogger(__name__)
 
 KEY_SECRET = "coxswain-operator-key"
 
 
 async def load_keys(connection: Connection, namespace: str) -> tuple[bytes, ...]:
-    """All keys, that of the last name first. Repeats while the server is away; raises Refused."""
-    while True:
-        try:
-            return _keys(await _read_or_create(connection, namespace))
-        except Retryable as error:
-            log.warning("Secret %s/%s: %s", namespace, KEY_SECRET, error)
+    """All keys, that of the last name first. Waits until the server answers and permits it; raises Refused."""
+    return _keys(await until_given(lambda: _read_or_create(connection, namespace)))
 
 
 async def _read_or_create(connection: Connection, namespace: str) -> Manifest:

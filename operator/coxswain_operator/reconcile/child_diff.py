@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coxswain_operator.children import CONTENT, children, gangs
 from coxswain_operator.children.configuration import config_map_name, record_name
+from coxswain_operator.children.scheduling import pod_group
 from coxswain_operator.reconcile import incarnations
 from coxswain_operator.reconcile.actions import Create, Delete
 from coxswain_operator.reconcile.context import Context
@@ -31,7 +32,8 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     protect, and its status would be written again for every pod that comes or goes.
     """
     job, pin, group = ctx.observed.job, start.pinned.hash, incarnations.numbers(status).default.number
-    wanted = children(job, start.config, ctx.settings, status.attempt, pin, group, ctx.size)
+    settings = start.settings_of_children(ctx.settings)
+    wanted = children(job, start.config, settings, status.attempt, pin, group, ctx.size)
     present = {(c.kind, c.name) for c in ctx.observed.children}
     recorded = ("ConfigMap", record_name(job, pin)) in present
     contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
@@ -41,7 +43,7 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     due = (m for m in wanted if ctx.all_serving or m["kind"] != "PodDisruptionBudget")
     missing = [m for m in due if (m["kind"], m["metadata"]["name"]) not in present]
     missing += () if recorded else (start.record(job),)
-    former = (c for c in ctx.observed.children if _is_group(ctx, c) and (c.kind, c.name) not in contents)
+    former = (c for c in ctx.observed.children if _is_group(ctx, c) and c.name != pod_group(job, group))
     needed = any(c.kind != "PodDisruptionBudget" for c in stale)  # which no pod mounts
     gone = (*stale, *former, *_of_earlier_starts(ctx, (config_map_name(job, pin), record_name(job, pin))))
     deletes = tuple(Delete(c.kind, c.name, c.uid) for c in gone if not c.deleting)

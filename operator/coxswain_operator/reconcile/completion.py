@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from coxswain.exits import Exit
+from coxswain_operator.children.pods import SERVICES
 from coxswain_operator.reconcile import attempts, deadlines, force_delete, queueing
 from coxswain_operator.reconcile.actions import Decision, Delete, requeues
 from coxswain_operator.reconcile.context import Context
@@ -27,10 +28,19 @@ def completed(ctx: Context) -> Termination | None:
 def child_rejected(ctx: Context) -> Termination | None:
     """The cluster will never accept one of the job's children, such as a pod of an impossible template.
 
-    One that it may accept later (a quota is used up) is waited for.
+    One that it may accept later (a quota is used up) is waited for. So is every child of a job whose pods the cluster has
+    taken: a limit, a webhook or a rule that came later refuses it, and may go again.
     """
     fault = ctx.observed.rejection
-    return Termination("Failed", fault.reason, fault.message) if fault and not fault.retryable else None
+    if fault is None or fault.retryable or _was_taken(ctx):
+        return None
+    return Termination("Failed", fault.reason, fault.message)
+
+
+def _was_taken(ctx: Context) -> bool:
+    """The cluster has taken pods of each role, in this start or in one that trained."""
+    roles = {member.partition("-")[0] for member in ctx.seen}
+    return roles.issuperset(SERVICES) or ctx.status.progress is not None
 
 
 def unfinished(ctx: Context) -> tuple[str, str] | None:

@@ -127,10 +127,9 @@ class Context:
     def _queued(self) -> bool:
         """A queue holds pods back, or a scheduler of whole gangs has not placed this one."""
         pods = self.pods.values()
+        settings = self.start.settings_of_pods(self.settings) if self.start else self.settings
         unplaced = any(map(pending.is_unschedulable, pods)) and not any(p.node for p in pods)
-        return any(p.unscheduled_reason == pending.GATED for p in pods) or (
-            unplaced and bool(self.settings.gang_backend)
-        )
+        return any(p.unscheduled_reason == pending.GATED for p in pods) or (unplaced and bool(settings.gang_backend))
 
     def _silent(self, coordinator: PodView) -> bool:
         """Does not answer this once."""

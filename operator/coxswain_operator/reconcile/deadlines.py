@@ -63,9 +63,18 @@ def starts_by(ctx: Context, pod: PodView) -> float:
 
     Not from before we asked for it: the API server's clock may be behind ours.
     """
+    return max(pod.created, pod.scheduled, _asked(ctx, pod.member)) + ctx.spec.start_timeout_seconds
+
+
+def created_by(ctx: Context, member: str) -> float:
+    """When a pod that is refused has been asked for as long."""
+    return _asked(ctx, member) + ctx.spec.start_timeout_seconds
+
+
+def _asked(ctx: Context, member: str) -> float:
+    """Since when its pod could have been there."""
     admitted = ctx.now if ctx.status.state == QUEUED else seconds(ctx.status.active_since or "")
-    asked = max(seconds(ctx.status.start_time), admitted, seconds(ctx.numbers.of(pod.member).since))
-    return max(pod.created, pod.scheduled, asked) + ctx.spec.start_timeout_seconds
+    return max(seconds(ctx.status.start_time), admitted, seconds(ctx.numbers.of(member).since))
 
 
 def starts(ctx: Context) -> set[float]:

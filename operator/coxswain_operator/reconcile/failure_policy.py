@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from coxswain.exits import Exit
-from coxswain_operator.reconcile import attempts, incarnations
+from coxswain_operator.reconcile import attempts, incarnations, shared_causes
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.member_failures import MemberFailure, detect_failure
 from coxswain_operator.reconcile.result import Termination
@@ -26,11 +27,12 @@ class Verdict:
     rule: str
     action: RuleAction
     own: bool = False  # by one of the job's own rules
+    repeats: bool = False  # its cause is counted with another member
 
     @property
     def counted(self) -> bool:
-        """What the cluster or a person did to a pod is never counted, whatever rule decides about it."""
-        return self.action in ("RestartTrainer", "RestartJob") and not self.failure.disrupted
+        """What the cluster or a person did to a pod is never counted, whatever rule decides about it; a shared cause once."""
+        return self.action in ("RestartTrainer", "RestartJob") and not (self.failure.disrupted or self.repeats)
 
     @property
     def whole_job(self) -> bool:
@@ -40,8 +42,10 @@ class Verdict:
 def verdicts(ctx: Context) -> tuple[Verdict, ...]:
     """One for each lost member."""
     found = (detect_failure(ctx, member) for member in ctx.members)
-    judged = (judge(loss, ctx.spec.failure_policy.rules) for loss in found if loss)
-    return tuple(_escalated(ctx, v) for v in judged if v.own or not v.failure.only_by_rule)
+    judged = [judge(loss, ctx.spec.failure_policy.rules) for loss in found if loss]
+    decided = [v for v in judged if v.own or not v.failure.only_by_rule]
+    repeated = shared_causes.repeated(ctx, [v.failure for v in decided if v.counted])
+    return tuple(_escalated(ctx, dataclasses.replace(v, repeats=v.failure.member in repeated)) for v in decided)
 
 
 def _escalated(ctx: Context, verdict: Verdict) -> Verdict:

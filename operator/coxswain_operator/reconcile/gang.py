@@ -24,6 +24,7 @@ from coxswain_operator.reconcile import (
     pending,
     quarantine,
     resize,
+    room,
     suspend,
 )
 from coxswain_operator.reconcile.actions import CreatePod, Delete
@@ -134,7 +135,6 @@ def _begun(ctx: Context, status: JobStatus, start: Start) -> JobStatus:
 
 def _message(ctx: Context) -> str:
     """What the job waits for, by coordinator, cluster and pods that cannot start."""
-    refused = f"{ctx.observed.rejection.reason}: {ctx.observed.rejection.message}" if ctx.observed.rejection else ""
     waits = ctx.report.waiting_for if ctx.report else ""
     slow = ctx.report.slow if ctx.report else ""
     invalid = f"{PINNED}{ctx.faults[0].message}" if ctx.faults else ""
@@ -142,7 +142,7 @@ def _message(ctx: Context) -> str:
         resize.message(ctx),
         live_size.message(ctx),
         half_placed.message(ctx),
-        refused,
+        room.refusal(ctx),
         job_token.describe(ctx),
         leftovers.describe(ctx),
         force_delete.describe(ctx),
@@ -160,20 +160,15 @@ def _stale_pods(ctx: Context, status: JobStatus) -> Iterator[Delete]:
 
 
 def _missing_pods(ctx: Context, status: JobStatus, start: Start) -> Iterator[CreatePod]:
-    """Current pods that do not exist, whose delay is over, and whose predecessor runs no more."""
     numbers, plan = incarnations.numbers(status), _plan(ctx, status, start)
-    occupied = {p.member for p in ctx.observed.pods if p.is_active or numbers.of(p.member).number == p.incarnation}
-    for member in ctx.members:
-        if member not in occupied:
-            entry = numbers.of(member)
-            if incarnations.may_start(entry, ctx.now):
-                yield CreatePod(plan, member, entry.number)
+    return (CreatePod(plan, member, numbers.of(member).number) for member in room.absent(ctx, numbers))
 
 
 def _plan(ctx: Context, status: JobStatus, start: Start) -> PodPlan:
     number, token = incarnations.numbers(status).default.number, str(status.token_secret or "")
     job, avoid = start.job_of_pods(ctx.observed.job), quarantine.avoided(ctx)
-    return PodPlan(job, start.config, ctx.settings, status.attempt, number, start.pinned.hash, token, avoid)
+    settings = start.settings_of_pods(ctx.settings)
+    return PodPlan(job, start.config, settings, status.attempt, number, start.pinned.hash, token, avoid)
 
 
 def _starts(ctx: Context) -> set[float]:

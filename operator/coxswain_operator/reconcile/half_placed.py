@@ -1,4 +1,5 @@
-"""Starts that are half placed: some pods hold nodes, others find none. All nodes are freed, and taken again after a back-off.
+"""Starts that are half placed: some pods hold nodes, others find none, or a quota refuses them. All nodes are freed, and taken
+again after a back-off.
 
 Otherwise two jobs that each hold half of what both need would wait for each other for ever.
 """
@@ -12,11 +13,11 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain_operator.backoff import doubled
-from coxswain_operator.reconcile import attempts, deadlines, incarnations, pending, resize
+from coxswain_operator.reconcile import attempts, incarnations, pending, resize, room
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.status import GangStatus, JobStatus
 from coxswain_operator.reconcile.times import seconds, stamp
-from coxswain_operator.views import Event, PodView
+from coxswain_operator.views import Event
 
 REASON = "GangReleased"
 SPREAD = 0.25  # of startTimeoutSeconds, at most, is added to it: jobs of one age do not give up together
@@ -33,12 +34,14 @@ class Release:
 
 
 def plan_release(ctx: Context) -> Release | None:
-    """A release that is due now; None: no pod waits for a node, none holds one, or there is time left."""
+    """A release that is due now; None: no member waits for room, no pod holds one, or there is time left."""
     due = _due(ctx)
     if due is None or ctx.now < due or not (placed := _placed(ctx)):
         return None
     delay = _delay(ctx)
-    waiting = pending.describe(_unplaceable(ctx))
+    waiting = "; ".join(
+        filter(None, (pending.describe(filter(pending.lacks_node, ctx.pods.values())), room.refusal(ctx)))
+    )
     text = f"{placed} of {len(ctx.members)} pods held nodes while others found none within startTimeoutSeconds"
     limit = ctx.spec.start_timeout_seconds
     return Release(delay, f"{text} ({limit}): released them all; starts again in {delay:.0f} s; {waiting}")
@@ -83,15 +86,11 @@ def requeue_times(ctx: Context) -> set[float]:
 
 
 def _due(ctx: Context) -> float | None:
-    """None: no pod waits for a node that it lacks, or the job trains."""
-    late = [deadlines.starts_by(ctx, p) for p in _unplaceable(ctx)]
+    """None: no member waits for room, or the job trains."""
+    late = [w.until for w in room.waiting(ctx)]
     if not late or resize.trains(ctx):
         return None
     return max(min(late), resize.patience(ctx)) + SPREAD * ctx.spec.start_timeout_seconds * _fraction(ctx, "deadline")
-
-
-def _unplaceable(ctx: Context) -> list[PodView]:
-    return [p for p in ctx.pods.values() if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED]
 
 
 def _placed(ctx: Context) -> int:

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain.wire import JobReport
-from coxswain_operator.reconcile import incarnations, pending
+from coxswain_operator.reconcile import incarnations, room
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import JobStatus, Trainers, read_status
@@ -96,8 +96,7 @@ def requeue_times(ctx: Context) -> tuple[float, ...]:
 
 
 def without_room(ctx: Context) -> int:
-    """Trainers that no node has room for, of a job that trains."""
+    """Trainers that there is no room for, of a job that trains."""
     if ctx.report is None or ctx.report.phase != "Running":
         return 0
-    trainers = (p for p in ctx.pods.values() if p.role == "trainer")
-    return sum(pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED for p in trainers)
+    return len(room.trainers(room.waiting(ctx)))

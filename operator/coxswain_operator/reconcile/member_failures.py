@@ -19,6 +19,7 @@ UNKNOWN_REASONS = ("Unknown", "ContainerStatusUnknown")
 KUBELET_REASONS = (
     "UnexpectedAdmissionError", "OutOf", "NodeAffinity", "NodeShutdown", "TopologyAffinityError", "Preempting",
 )  # fmt: skip
+START_TIMEOUT = "StartTimeout"
 RESUMED = "coordinator: saved before it was resumed, and starts again"
 ABANDONED_SECONDS = 120  # services leave when no coordinator has answered them for a minute
 
@@ -84,7 +85,7 @@ def _failure_of_active(ctx: Context, pod: PodView) -> MemberFailure | None:
     said = pending.describe((pod,)) or pod.member
     if ctx.now >= deadlines.starts_by(ctx, pod) and not pending.is_unschedulable(pod):
         text = f"{said}: not started within startTimeoutSeconds ({ctx.spec.start_timeout_seconds})"
-        return MemberFailure(pod.member, "StartTimeout", text, pod=pod)
+        return MemberFailure(pod.member, START_TIMEOUT, text, pod=pod)
     if any(pending.reason(pod) in (rule.on_reasons or ()) for rule in ctx.spec.failure_policy.rules):
         return MemberFailure(pod.member, pending.reason(pod), said, pod=pod, only_by_rule=True)
     return None

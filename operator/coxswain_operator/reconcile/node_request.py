@@ -133,9 +133,5 @@ def _mine(ctx: Context) -> list[QuarantineView]:
 
 def _without_another(ctx: Context) -> QuarantineView | None:
     """A quarantine of this job's that leaves a trainer without a node."""
-    stuck = [
-        p for p in ctx.pods.values()
-        if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED
-        and ctx.now >= p.created + PATIENCE_SECONDS
-    ]  # fmt: skip
+    stuck = [p for p in ctx.pods.values() if pending.lacks_node(p) and ctx.now >= p.created + PATIENCE_SECONDS]
     return next((q for q in _mine(ctx) if any(q.node in p.avoids for p in stuck)), None)

@@ -26,6 +26,11 @@ def is_unschedulable(pod: PodView) -> bool:
     return pod.phase == "Pending" and pod.unscheduled_reason != ""
 
 
+def lacks_node(pod: PodView) -> bool:
+    """No node has room for it."""
+    return is_unschedulable(pod) and pod.unscheduled_reason != GATED
+
+
 def describe(pods: Iterable[PodView]) -> str:
     """Which members wait for what; members with the same reason share an entry."""
     groups: dict[str, list[str]] = {}

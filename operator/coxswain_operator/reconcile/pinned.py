@@ -5,12 +5,14 @@ A start settles it, and so does the replacement of all pods at once: then no pee
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain.api.effects import pinned_part
@@ -19,10 +21,13 @@ from coxswain.config import JobConfig
 from coxswain.membership.mix_record import mix_under, record_of, without_record
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import Fault
+from coxswain_operator.children import KINDS
 from coxswain_operator.children.configuration import JOB, SPECS, attempt_record, config_map_name, record_name
+from coxswain_operator.children.gangs import BACKENDS
+from coxswain_operator.children.scheduling import pod_group
 from coxswain_operator.reconcile import incarnations
 from coxswain_operator.reconcile.actions import Observed
-from coxswain_operator.reconcile.status import Images, JobStatus, Pinned
+from coxswain_operator.reconcile.status import GangScheduling, Images, JobStatus, Pinned
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 
@@ -49,6 +54,18 @@ class Start:
         }
         return {**job, "spec": {**spec, **images}}
 
+    def settings_of_pods(self, settings: Settings) -> Settings:
+        """The installation's, but that pods are placed as their peers are."""
+        gang = self.pinned.gang_scheduling
+        if not gang or gang.backend not in ("", *BACKENDS):
+            return settings
+        return dataclasses.replace(settings, gang_backend=gang.backend, gang_scheduler=gang.scheduler)
+
+    def settings_of_children(self, settings: Settings) -> Settings:
+        """Likewise; of groups only those are made and kept that the installation has the API and the rights for."""
+        pinned = self.settings_of_pods(settings)
+        return pinned if pinned.gang_backend == settings.gang_backend else dataclasses.replace(pinned, gang_backend="")
+
     def record(self, job: Manifest) -> Manifest:
         """The ConfigMap that keeps what this start began with."""
         return attempt_record(job, self.begun, self.specs, self.pinned.hash)
@@ -62,12 +79,31 @@ def start_of(
         wanted, faults = None, (*faults, _other_stream(observed.job, status.last_checkpoint.step))
     started = bool(status.trainers.desired) and has_pods(observed, status)
     kept = _kept(observed, status.pinned, wanted, settings) if started else None
-    if kept is not None:
-        return kept, faults
-    fresh = _fresh(observed, settings, wanted) if wanted is not None else None
-    if not started or status.pinned is None or (fresh is not None and fresh.pinned.hash == status.pinned.hash):
+    fresh = _fresh(observed, settings, wanted) if wanted is not None and kept is None else None
+    if not started:
         return fresh, faults
-    return None, (*faults, _lost(observed, status.pinned))
+    pinned = status.pinned
+    if kept is None and pinned is not None and (fresh is None or fresh.pinned.hash != pinned.hash):
+        return None, (*faults, _lost(observed, pinned))
+    return _placed_as_its_peers(kept or fresh, observed, status, settings), faults
+
+
+def _placed_as_its_peers(
+    start: Start | None, observed: Observed, status: JobStatus, settings: Settings
+) -> Start | None:
+    """With the gang scheduling of the pods that exist. Of an earlier release only the group of this start shows it."""
+    gang = status.pinned.gang_scheduling if status.pinned else UNSET
+    if start is None:
+        return None
+    if not gang:
+        group = pod_group(observed.job, incarnations.numbers(status).default.number)
+        grouped = any(c.name == group and c.kind not in KINDS for c in observed.children)
+        gang = _gang_scheduling(settings) if grouped else GangScheduling(backend="")
+    return dataclasses.replace(start, pinned=replace(start.pinned, gang_scheduling=gang))
+
+
+def _gang_scheduling(settings: Settings) -> GangScheduling:
+    return GangScheduling(backend=settings.gang_backend, scheduler=settings.gang_scheduler)
 
 
 def has_pods(observed: Observed, status: JobStatus) -> bool:
@@ -81,7 +117,8 @@ def _fresh(observed: Observed, settings: Settings, config: JobConfig) -> Start:
     images, specs = images_of(observed.job, settings), specs_of(observed, config)
     constant = replace(config, mix=without_record(config.mix))
     content = msgspec.json.encode((constant, specs, images), order="deterministic")
-    return Start(Pinned(hash=hashlib.sha256(content).hexdigest()[:10], images=images), config, config, specs)
+    name = hashlib.sha256(content).hexdigest()[:10]
+    return Start(Pinned(hash=name, images=images, gang_scheduling=_gang_scheduling(settings)), config, config, specs)
 
 
 def _kept(observed: Observed, pinned: Pinned | None, wanted: JobConfig | None, settings: Settings) -> Start | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coxswain_operator.reconcile import pending
 from coxswain_operator.reconcile.context import Context
-from coxswain_operator.views import Event, PodView, QuarantineView
+from coxswain_operator.views import Event, QuarantineView
 
 
 def in_force(ctx: Context) -> tuple[QuarantineView, ...]:
@@ -25,7 +25,7 @@ def avoided(ctx: Context) -> tuple[str, ...]:
 def readmitted(ctx: Context) -> set[str]:
     """Members that wait for a node, and whose pod may not use one that is admitted again: another pod may."""
     avoid = set(avoided(ctx))
-    return {m for m, p in ctx.pods.items() if _waits(p) and not avoid.issuperset(p.avoids)}
+    return {m for m, p in ctx.pods.items() if pending.lacks_node(p) and not avoid.issuperset(p.avoids)}
 
 
 def left(ctx: Context) -> set[str]:
@@ -43,7 +43,3 @@ def events(left: set[str], ctx: Context) -> tuple[Event, ...]:
 def requeue_times(ctx: Context) -> tuple[float, ...]:
     """When quarantines end."""
     return tuple(q.until for q in in_force(ctx) if q.until < float("inf"))
-
-
-def _waits(pod: PodView) -> bool:
-    return pending.is_unschedulable(pod) and pod.unscheduled_reason != pending.GATED

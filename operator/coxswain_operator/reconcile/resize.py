@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coxswain.config import JobConfig
-from coxswain_operator.reconcile import attempts, deadlines, incarnations, live_size, pending
+from coxswain_operator.reconcile import attempts, incarnations, live_size, room
 from coxswain_operator.reconcile.actions import CheckpointAndStop
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.result import Termination
@@ -129,9 +129,8 @@ def _deadline(ctx: Context) -> float:
 def _shrunk(ctx: Context, config: JobConfig) -> Resize | None:
     """Some trainers found no node within startTimeoutSeconds, and minCount of them did: better fewer than none."""
     trainers = [p for p in ctx.pods.values() if p.role == "trainer"]
-    unplaceable = [p for p in trainers if pending.is_unschedulable(p) and p.unscheduled_reason != pending.GATED]
     placed = sum(bool(p.node) and p.is_active and not p.deleting for p in trainers)
-    late = ctx.now >= patience(ctx) and any(ctx.now >= deadlines.starts_by(ctx, p) for p in unplaceable)
+    late = ctx.now >= patience(ctx) and any(ctx.now >= w.until for w in room.trainers(room.waiting(ctx)))
     if not late or trains(ctx) or placed < config.min_trainers:
         return None
     limit = ctx.spec.start_timeout_seconds

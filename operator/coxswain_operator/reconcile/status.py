@@ -131,11 +131,19 @@ class Images(_Stored, frozen=True, kw_only=True):
     data: str  # of coordinator, loaders and constructors
 
 
+class GangScheduling(_Stored, frozen=True, kw_only=True, omit_defaults=True):
+    """How the pods of an attempt are placed together."""
+
+    backend: str  # a name in children.gangs.BACKENDS; empty: each by itself
+    scheduler: str = ""  # schedulerName that the installation named; empty: the backend's own
+
+
 class Pinned(_Stored, frozen=True, kw_only=True):
     """What all pods of an attempt are made of."""
 
     hash: str  # of configuration, specs and images; empty: an earlier release started the attempt
     images: Images
+    gang_scheduling: GangScheduling | msgspec.UnsetType = msgspec.UNSET  # unset: an earlier release started the attempt
 
 
 class JobStatus(_Stored, frozen=True, kw_only=True):

@@ -13,7 +13,9 @@ from coxswain_operator.settings import Settings
 def template_faults(observed: Observed, start: Start, settings: Settings) -> tuple[Fault, ...]:
     """No pod is made of a template that cannot be judged."""
     try:
-        plan = PodPlan(start.job_of_pods(observed.job), start.config, settings, attempt=0, start=0)
+        plan = PodPlan(
+            start.job_of_pods(observed.job), start.config, start.settings_of_pods(settings), attempt=0, start=0
+        )
         found = plan.template_faults(observed.pod_security)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         text = f"no pod can be made of the job's templates: {type(error).__name__}: {error}"

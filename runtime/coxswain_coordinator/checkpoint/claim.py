@@ -2,7 +2,8 @@
 
 A run that starts and finds another run's object waits until that is renewed (then the other run is alive, and this one is
 refused) or `LEASE_SECONDS` are over (then its process is gone). No clocks are compared. A run writes its own object before
-it looks for others, so of two runs that start together at least one is refused.
+it looks for others, so of two runs that start together at least one is refused. A coordinator that replaces one whose run
+held the claim passes over runs that only wait for theirs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from coxswain.errors import CoxswainError, Refused
 from coxswain.structs import prepare
@@ -37,6 +39,7 @@ class LiveRun(msgspec.Struct, frozen=True):
     coordinator: str  # the pod's name
     place: str  # host and run directory
     renewals: int = 0
+    waits: bool | UnsetType = UNSET  # it looks at the others' objects, and may yet be refused
 
 
 class Claim:
@@ -61,15 +64,19 @@ class Claim:
         Raises Refused (CheckpointInUse), and what the store raises. `on_wait` gets what the claim waits for; empty: nothing.
         """
         self._call = call
-        await self._write()
+        before = await call(self._read, key_of(self._run.uid))
+        held = before is not None and not before.waits  # by the coordinator that this one replaces
+        await self._write(UNSET if held else True)
         self._renewing = asyncio.create_task(self._keep())
-        others = await call(self._others)
+        others = [other for other in await call(self._others) if not (held and other.waits)]
         for other in others:
             on_wait(
                 f"the claim of {other.job} ({other.place}) on checkpoint.uri to be renewed or to end in {self._lease:g} s"
             )
             await self._outlive(other)
         on_wait("")
+        if not held:
+            await self._write(UNSET)
         return bool(others)
 
     async def release(self) -> None:
@@ -102,10 +109,10 @@ class Claim:
                     await self._released.wait()
                 return
             with suppress(CoxswainError):  # the next one may succeed
-                await self._write()
+                await self._write(self._run.waits)
 
-    async def _write(self) -> None:
-        self._run = msgspec.structs.replace(self._run, renewals=self._run.renewals + 1)
+    async def _write(self, waits: bool | UnsetType) -> None:
+        self._run = msgspec.structs.replace(self._run, renewals=self._run.renewals + 1, waits=waits)
         await self._call(self._store.put, key_of(self._run.uid), msgspec.json.encode(self._run))
 
     def _others(self) -> list[LiveRun]:

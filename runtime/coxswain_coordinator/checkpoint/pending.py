@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable
+from typing import TypeAlias
 
 from coxswain.config import CheckpointConfig
-from coxswain.wire import CheckpointManifest, Shard, ShardsSaved
-from coxswain_coordinator.checkpoint.validation import manifest_key_of
+from coxswain.wire import Shard, ShardsSaved
 
 
 class PendingCheckpoints:
@@ -58,10 +59,18 @@ def kept_steps(config: CheckpointConfig, steps: Iterable[int]) -> set[int]:
     return last | {s for s in ordered if config.keep_every and s % config.keep_every == 0}
 
 
-def garbage(
-    kept: Sequence[CheckpointManifest], dropped: Sequence[CheckpointManifest], pending: set[str]
-) -> tuple[list[str], list[str]]:
-    """(manifest keys, shard keys) to delete, in this order: no manifest names a missing shard."""
-    live = objects_of(s for m in kept for s in m.shards) | pending
-    shards = objects_of(s for m in dropped for s in m.shards) - live
-    return [manifest_key_of(m) for m in dropped], sorted(shards)
+Objects: TypeAlias = "array[int]"
+"""The objects that a manifest names: 8 bytes each, since a run may keep hundreds of manifests that name thousands."""
+
+
+def objects(keys: Iterable[str]) -> Objects:
+    return array("q", map(hash, keys))
+
+
+def unnamed(keys: Iterable[str], named: Iterable[Objects]) -> list[str]:
+    """Those of the keys that none of these manifests names. One whose hash another object has may stay."""
+    left = {hash(key): key for key in keys}
+    rest = set(left)
+    for found in named:
+        rest.difference_update(found)
+    return sorted(left[number] for number in rest)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import logging
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
-from coxswain.planlog import steps_key
+from coxswain.planlog import manifest_key, steps_key
 from coxswain.wire import CheckpointManifest, StepLine
-from coxswain_coordinator.checkpoint.pending import garbage, kept_steps, objects_of
-from coxswain_coordinator.checkpoint.validation import (
-    check_manifest,
-    check_recorded,
-    check_run,
-    manifest_key_of,
-    read_manifest,
-    read_run,
-    run_record,
-)
+from coxswain_coordinator.checkpoint.manifests import CALLS_AT_ONCE, Manifests, at_once
+from coxswain_coordinator.checkpoint.pending import kept_steps, objects, unnamed
+from coxswain_coordinator.checkpoint.validation import check_recorded, check_run, manifest_key_of, read_run, run_record
 from coxswain_link.store import BucketNotFound, NotFound, Store
 
+log = logging.getLogger(__name__)
+
 RUN_KEY = "run.json"
-_DELETES_AT_ONCE = 16
+SEARCHED_BYTES = 64 << 20
+"""Of manifests, up to which a location is searched for orphans. Beyond, the search reads for minutes before a world, and a
+leftover of a crash is little beside what is kept."""
 
 
 class CheckpointStore:
@@ -33,11 +30,11 @@ class CheckpointStore:
     Only this class writes under `manifests/` or deletes under `shards/`.
     """
 
-    _manifests: dict[int, CheckpointManifest]  # by step; `open` reads them
-
     def __init__(self, job: JobConfig, store: Store) -> None:
         self._job, self._store = job, store
-        self.deletes_at_once = _DELETES_AT_ONCE
+        self._manifests = Manifests(job, store)
+        self._doomed: dict[int, set[str]] = {}  # by step, what a manifest names that is being dropped
+        self.deletes_at_once = CALLS_AT_ONCE
 
     def open(self, recorded: int = 0) -> CheckpointManifest | None:
         """Claims the location for this run and returns the newest manifest.
@@ -46,18 +43,14 @@ class CheckpointStore:
         step of the job's status.
         """
         self._claim()
-        self._manifests = self._read_all()
-        check_recorded(self._job, max(self._manifests, default=0), recorded)
-        if not self._manifests:
-            return None
-        newest = self._manifests[max(self._manifests)]
-        check_manifest(self._job, newest, self._shard_sizes())
+        self._manifests = Manifests(self._job, self._store)
+        newest = self._manifests.newest()
+        check_recorded(self._job, newest.step if newest else 0, recorded)
         return newest
 
     def newest(self) -> CheckpointManifest | None:
         """The newest manifest as it is now: the coordinator before may have made one since `open`."""
-        self._manifests = self._read_all()
-        return self._manifests[max(self._manifests)] if self._manifests else None
+        return self._manifests.newest()
 
     def _claim(self) -> None:
         """Records this run as the owner. A run that never planned a step leaves the place to another stream."""
@@ -84,27 +77,59 @@ class CheckpointStore:
             self._store.put(steps_key(step), b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
     def create(self, manifest: CheckpointManifest) -> None:
-        """Creates the manifest. One of that step by an earlier coordinator holds the same state: it stays."""
-        key = manifest_key_of(manifest)
-        if not self._store.create(key, msgspec.json.encode(manifest)):
-            manifest = read_manifest(key, self._store.get(key))
-        self._manifests[manifest.step] = manifest
+        """Creates the manifest. One of that step by an earlier coordinator holds the same state: if all of it is there, it stays.
 
-    def collect(self, pending: Callable[[], set[str]]) -> None:
-        """Deletes what `keepLast` and `keepEvery` no longer keep, beside the training.
+        It is not where that coordinator was fenced before it made it: its shards were garbage then.
+        """
+        key, data = manifest_key_of(manifest), msgspec.json.encode(manifest)
+        if not self._store.create(key, data):
+            if (earlier := self._manifests.made(manifest.step)) is None:
+                self._store.put(key, data)
+            manifest = earlier or manifest
+        self._manifests.add(manifest)
+
+    def drop_belated(self) -> None:
+        """Deletes manifests that came too late. Call it once every coordinator before is fenced."""
+        self.delete([manifest_key(step) for step in self._manifests.belated])
+        self._manifests.belated.clear()
+
+    def collect(self, pending: Callable[[], set[str]]) -> bool:
+        """Deletes a part of what `keepLast` and `keepEvery` no longer keep, beside the training: whether there may be more.
+
+        A part is the reading of one manifest or the dropping of one, so none takes long.
 
         `pending`: keys of shards whose manifest is still to come, asked again and again.
         """
-        known = dict(self._manifests)  # `create` may add one meanwhile, never one that is dropped
-        keep = kept_steps(self._job.checkpoint, known)
-        kept, dropped = ([m for s, m in known.items() if (s in keep) == wanted] for wanted in (True, False))
-        manifests, shards = garbage(kept, dropped, pending())
-        self.delete(manifests)
+        steps = set(self._manifests.steps)
+        keep = kept_steps(self._job.checkpoint, steps)
+        dropped = sorted(steps - keep)
+        if not dropped:
+            return False
+        unread = self._manifests.unread()
+        if not unread:
+            self._drop(dropped[0], pending)
+        elif not self._manifests.learn(unread[:1]):
+            if unread[0] in keep:
+                log.warning("no checkpoint is dropped: it may share shards with one that is kept and cannot be read")
+                return False
+            self._manifests.named[unread[0]] = objects(())  # it is dropped in its turn, and its shards are orphans
+        return True
+
+    def _drop(self, step: int, pending: Callable[[], set[str]]) -> None:
+        """Deletes a manifest, then what no other names, not even one that is made meanwhile."""
+        others = {other: named for other, named in list(self._manifests.named.items()) if other != step}
+        if step not in self._doomed:  # else the call before has failed amid the deletions
+            self._doomed[step] = self._manifests.read(step) or set()
+        shards = unnamed(self._doomed[step], others.values())
+        self.delete([manifest_key(step)])
         for first in range(0, len(shards), self.deletes_at_once):
-            saved = pending()
-            self.delete([key for key in shards[first : first + self.deletes_at_once] if key not in saved])
-        for manifest in dropped:
-            self._manifests.pop(manifest.step, None)
+            saved = pending()  # asked before the manifests: what leaves it is in one of them by then
+            now = list(self._manifests.named.items())
+            made = [named for other, named in now if other != step and others.get(other) is not named]
+            batch = shards[first : first + self.deletes_at_once]
+            self.delete([key for key in unnamed(batch, made) if key not in saved])
+        self._manifests.forget(step)
+        del self._doomed[step]
 
     def collect_orphans(self) -> int:
         """Deletes shards that no manifest names: leftovers of saves that never completed.
@@ -112,35 +137,29 @@ class CheckpointStore:
         Safe only while nothing is saved: at the end, and after the first generation of a process,
         which fences the coordinator before, until that generation's workers start.
         """
-        self._manifests = self._read_all()
-        live = objects_of(s for m in self._manifests.values() for s in m.shards)
-        orphans = [key for key in self._shard_sizes() if key not in live]
+        self._manifests.newest()
+        self.drop_belated()
+        if self._manifests.bytes > SEARCHED_BYTES:
+            log.info("shards that no manifest names stay: the manifests have %d bytes", self._manifests.bytes)
+            return 0
+        if not self._manifests.learn(self._manifests.unread()):
+            return 0
+        orphans = unnamed((o.path for o in self._store.list("shards/")), self._manifests.named.values())
         self.delete(orphans)
         return len(orphans)
 
     def collect_garbage(self) -> None:
         """Deletes what a crash left behind. Call it at the job's end, when no save is under way."""
-        self._manifests = self._read_all()
-        self.collect(set)
+        self._manifests.newest()
+        while self.collect(set):
+            pass
         self.collect_orphans()
 
     @property
     def resumable(self) -> int:
         """The first step that a world may still begin with: that of the oldest of the last checkpoints that are kept."""
-        return min(sorted(self._manifests)[-self._job.checkpoint.keep_last :], default=0)
+        return min(sorted(self._manifests.steps)[-self._job.checkpoint.keep_last :], default=0)
 
-    def delete(self, keys: Sequence[str]) -> None:
-        """Deletes `deletes_at_once` objects at a time: a request takes tens of milliseconds, a checkpoint has thousands."""
-        if self.deletes_at_once == 1:
-            for key in keys:
-                self._store.delete(key)
-            return
-        with ThreadPoolExecutor(self.deletes_at_once, "garbage") as threads:
-            list(threads.map(self._store.delete, keys))
-
-    def _read_all(self) -> dict[int, CheckpointManifest]:
-        found = [read_manifest(o.path, self._store.get(o.path)) for o in self._store.list("manifests/")]
-        return {m.step: m for m in found}
-
-    def _shard_sizes(self) -> dict[str, int]:
-        return {o.path: o.size for o in self._store.list("shards/")}
+    def delete(self, keys: Iterable[str]) -> None:
+        """Deletes `deletes_at_once` objects at a time."""
+        at_once(self._store.delete, keys, self.deletes_at_once)

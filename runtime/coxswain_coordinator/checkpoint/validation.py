@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -16,6 +17,8 @@ from coxswain.membership.permutation import VERSION as STREAM_VERSION
 from coxswain.planlog import manifest_key
 from coxswain.structs import UNDECODABLE, prepare
 from coxswain.wire import CheckpointManifest, Shard
+
+T = TypeVar("T")
 
 MANIFEST_VERSION = 2
 """The newest that this release reads: that of manifests whose shards have sidecars. All others have version 1."""
@@ -94,21 +97,49 @@ def read_run(key: str, data: bytes) -> RunRecord:
 
 
 def read_manifest(key: str, data: bytes) -> CheckpointManifest:
-    """Decodes a manifest. Checks the version first: a newer one may have an unknown shape."""
+    return _decoded(key, data, CheckpointManifest)
+
+
+def read_objects(key: str, data: bytes) -> set[str]:
+    """The keys of all objects that a manifest names. Decodes neither boxes nor hulls: they take five times their bytes."""
+    return {name for shard in _decoded(key, data, _Names).shards for name in shard.objects}
+
+
+def _decoded(key: str, data: bytes, type_: type[T]) -> T:
+    """Checks the version first: a newer manifest may have an unknown shape."""
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
     except UNDECODABLE as error:
-        raise _torn(key, f"is not a manifest ({error})") from error
+        raise torn(key, f"is not a manifest ({error})") from error
     if version > MANIFEST_VERSION:
         raise Refused("NewerCheckpoint", _newer(key, version))
     try:
-        return msgspec.json.decode(data, type=CheckpointManifest)
+        return msgspec.json.decode(data, type=type_)
     except UNDECODABLE as error:
-        raise _torn(key, f"is not a manifest ({error})") from error
+        raise torn(key, f"is not a manifest ({error})") from error
 
 
 class _Versioned(msgspec.Struct):
     version: int
+
+
+class _Key(msgspec.Struct):
+    key: str
+
+
+class _ShardNames(msgspec.Struct):
+    key: str
+    listing: _Key | None = None
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        return (self.key, self.listing.key) if self.listing else (self.key,)
+
+
+class _Names(msgspec.Struct):
+    """What a manifest names, of `CheckpointManifest`."""
+
+    shards: tuple[_ShardNames, ...]
 
 
 def version_of(shards: Iterable[Shard]) -> int:
@@ -116,11 +147,8 @@ def version_of(shards: Iterable[Shard]) -> int:
     return 2 if any(shard.listing for shard in shards) else 1
 
 
-def check_manifest(job: JobConfig, manifest: CheckpointManifest, sizes: Mapping[str, int]) -> None:
-    """Refuses a manifest that this job cannot continue from.
-
-    `sizes`: bytes by key of the shards in the store.
-    """
+def check_manifest(job: JobConfig, manifest: CheckpointManifest) -> None:
+    """Refuses a manifest of another job, model, stream or optimizer."""
     key = manifest_key_of(manifest)
     if manifest.job != job_of(job):
         raise _foreign(key, "job", manifest.job, job_of(job))
@@ -132,10 +160,18 @@ def check_manifest(job: JobConfig, manifest: CheckpointManifest, sizes: Mapping[
     if manifest.optimizer_kind not in (UNSET, job.optimizer.kind):
         kept = f"bring back optimizer.kind {manifest.optimizer_kind}, or "
         raise _foreign(key, "optimizer.kind", manifest.optimizer_kind, job.optimizer.kind, kept)
+
+
+def first_missing(manifest: CheckpointManifest, sizes: Mapping[str, int]) -> str:
+    """What is wrong with the first object that is not as the manifest says; empty: the checkpoint is whole.
+
+    `sizes`: bytes by key of those of its objects that are in the store.
+    """
     for name, wanted in ((name, size) for shard in manifest.shards for name, size in shard.objects.items()):
         if sizes.get(name) != wanted:
             found = "is missing" if name not in sizes else f"has {sizes[name]} bytes instead of {wanted}"
-            raise _torn(key, f"names {name}, which {found}")
+            return f"names {name}, which {found}"
+    return ""
 
 
 def check_recorded(job: JobConfig, newest: int, recorded: int) -> None:
@@ -201,7 +237,7 @@ def _foreign(where: str, what: str, theirs: str, ours: str, way_out: str = "") -
     )
 
 
-def _torn(key: str, why: str) -> Refused:
+def torn(key: str, why: str) -> Refused:
     return Refused(
         "TornCheckpoint",
         f"{key} {why}; restore what is missing, or delete {key} to resume from the checkpoint before it: "

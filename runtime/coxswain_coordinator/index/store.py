@@ -8,17 +8,20 @@ from numpy.typing import NDArray
 from coxswain.errors import Refused
 from coxswain.index import TORN, BlockEntry, decode, object_key
 from coxswain.lru_cache import LRUCache
+from coxswain_link.spool import Spool
 from coxswain_link.store import Store
 
-_KEPT_BYTES = 64 << 20  # some 100,000 samples of each of 128 blocks
+_FILES = 1 / 2  # of those that the process may open
 
 
 class IndexStore:
-    """Reads index objects and caches the latest: a window of blocks of every source is in use at a time."""
+    """Reads index objects and keeps the latest on local disk: a window of blocks of every source is in use at a time."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._kept: LRUCache[str, NDArray[np.uint32]] = LRUCache(_KEPT_BYTES, lambda lengths: lengths.nbytes)
+    def __init__(self, store: Store, spool: Spool | None = None) -> None:
+        self._store, self._spool = store, (held := spool or Spool())
+        self._kept: LRUCache[str, NDArray[np.uint32]] = LRUCache(
+            lambda: held.budget, lambda lengths: lengths.nbytes, held.most(_FILES)
+        )
 
     def lengths(self, block: BlockEntry) -> NDArray[np.uint32]:
         return self._kept.get(block.key, lambda: self._read(block))
@@ -31,7 +34,7 @@ class IndexStore:
             raise _corrupt(key, f"cannot be read ({error})") from error
         if len(lengths) != block.samples:
             raise _corrupt(key, f"has {len(lengths)} samples, its loader reported {block.samples}")
-        return lengths
+        return self._spool.hold_array(lengths)
 
 
 def _corrupt(key: str, how: str) -> Refused:

@@ -13,6 +13,7 @@ from itertools import count
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from coxswain.config import JobConfig, PhaseConfig
 from coxswain.errors import Refused
@@ -98,7 +99,7 @@ class Committer:
         plans, missing = self._placements(segment.segment, runnable, most, is_late, speeds)
         cursors = {m.step: m.cursor for m in mine} | {segment.after.step: segment.after}
         following = runnable[most].step if len(runnable) > most else segment.after.step
-        return Committed(plans, cursors, _end(mine), following, missing, segment.after.step)
+        return Committed(plans, cursors, _end(segment.memberships), following, missing, segment.after.step)
 
     def _membership(self, cursor: Cursor) -> MembershipSegment:
         """Reads and verifies the segment of the cursor's step, or computes and claims it."""
@@ -125,7 +126,8 @@ class Committer:
 
     def _verify(self, found: MembershipSegment, cursor: Cursor) -> None:
         """Recomputes the recorded memberships under the recorded mix: they must be equal."""
-        again = self._compute(found.segment, found.memberships[0].cursor, self._recorded(found))
+        computed = self._compute(found.segment, found.memberships[0].cursor, self._recorded(found))
+        again = replace(computed, phases=found.phases)
         here = {m.step: m.cursor for m in found.memberships} | {found.after.step: found.after}
         if again != found or here.get(cursor.step, cursor) != cursor:
             raise Refused(
@@ -135,9 +137,13 @@ class Committer:
             )
 
     def _recorded(self, found: MembershipSegment) -> MixRecord:
-        """The mix record of a segment. A release without records added phases under the same number."""
+        """The mix record of a segment. A release without records added phases under the same number.
+
+        Phases behind a recorded end never begin: earlier releases ended a stream before phases that had data left.
+        """
         phases = msgspec.json.decode(found.phases, type=tuple[PhaseConfig, ...])
-        return msgspec.structs.replace(self.mixes.record(found.mix), phases=phases)
+        begun = phases[: found.after.phase] if found.memberships[-1].exhausted else phases
+        return replace(self.mixes.record(found.mix), phases=begun)
 
     def _compute(self, number: int, cursor: Cursor, record: MixRecord) -> MembershipSegment:
         stream = self.stream.under(record)
@@ -208,7 +214,14 @@ def _by_step(parts: list[PlacementSegment]) -> dict[int, PlacementSegment]:
     return {step: part for part in parts for step in range(part.first_step, part.first_step + len(part.placements))}
 
 
-def _end(memberships: list[Membership]) -> int | None:
+def data_ended(log: PlanLog, step: int) -> bool:
+    """Whether the recorded memberships end before `step`. They count, whatever the mix and its phases now say."""
+    found = [log.membership(segment) for segment in {max(step - 1, 0) // SEGMENT_STEPS, step // SEGMENT_STEPS}]
+    ends = [_end(segment.memberships) for segment in found if segment is not None]
+    return any(end is not None and end <= step for end in ends)
+
+
+def _end(memberships: tuple[Membership, ...]) -> int | None:
     """The last step may be short; without a label it is not run at all. Others without one train with a gradient of zero."""
     last = memberships[-1]
     if not last.exhausted:

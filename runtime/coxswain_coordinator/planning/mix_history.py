@@ -9,7 +9,7 @@ import msgspec
 
 from coxswain.config import MixConfig, PhaseConfig
 from coxswain.errors import Refused
-from coxswain.membership.mix_record import differences, mix_under, record_of
+from coxswain.membership.mix_record import differences, record_of
 from coxswain.membership.values import MixRecord
 from coxswain.planlog import mix_key
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -37,10 +37,6 @@ class MixHistory:
                 "checkpoint.uri",
             )
         return self._records[number]
-
-    def mix_at(self, mix: MixConfig, number: int) -> MixConfig:
-        """The mix under the record of this number; as it is, where none has been recorded."""
-        return mix_under(mix, self.record(number)) if self._records or number else mix
 
     def offer(self, mix: MixConfig) -> str:
         """Records the mix if it differs from the latest record. Returns what has changed; empty: nothing."""

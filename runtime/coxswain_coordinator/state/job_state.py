@@ -100,6 +100,8 @@ class JobState:
         self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
+        self.data_ended = False  # there, by the plan log
+        self.is_over: Callable[[], bool] = lambda: False  # whether that is the job's last
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
         self._checkpoint_events = CheckpointEvents(clock, self.record_event)
         self.session: Session | None = None
@@ -360,12 +362,19 @@ class JobState:
             self.fail(exit_.fault or Fault("WorkerFailed", f"rank {exit_.rank} on {exit_.trainer} left with code 2"))
         elif session is not None and exit_.generation == self.generation:
             session.exited[exit_.rank] = exit_.exit_code
-            if exit_.exit_code in (Exit.DONE, Exit.STOPPED):
+            if self._follows_an_end(session, exit_.exit_code):
                 last = session.pending.newest(exit_.rank) or session.saved
                 session.adopt_end(last, completed=exit_.exit_code == Exit.DONE)
             if session.ending is None or exit_.exit_code not in (Exit.DONE, Exit.STOPPED):
                 self._worker_failed(exit_)
         self.notifier.notify(Topic.WORLD, Topic.PLANS)
+
+    def _follows_an_end(self, session: Session, code: int) -> bool:
+        """Whether a worker has left at an end that a coordinator before has announced. Code of the user's may exit with any code.
+
+        At a stop a worker may leave without a checkpoint, at the end of the steps or the data only with the job's last.
+        """
+        return self.is_over() if code == Exit.DONE else code == Exit.STOPPED and session.adopted
 
     def _worker_failed(self, exit_: WorkerExit) -> None:
         why = exit_.fault.message if exit_.fault else f"exit code {exit_.exit_code}"

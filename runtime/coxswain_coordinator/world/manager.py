@@ -20,7 +20,7 @@ from coxswain.wire import Register
 from coxswain_coordinator.capacity import capacity_fault, change_fault
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
-from coxswain_coordinator.planning.committer import Committer
+from coxswain_coordinator.planning.committer import Committer, data_ended
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.placers import Placer, Planner, Speeds, in_processes, in_turn, is_slow
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -107,7 +107,9 @@ class WorldManager:
             return False
         if run.session is not None:  # one that is superseded must neither record steps nor win over its rival
             await self._store_call(self._log.check_current, run.generation)
-        run.manifest = await self._store_call(self._checkpoints.newest)
+        await self._read_checkpoint()
+        if run.is_over():
+            return True
         start = await self._start(layout, agents)
         if start is None:
             return False
@@ -118,10 +120,19 @@ class WorldManager:
             return True  # another coordinator was faster; check again
         if not self._are_present(agents):
             return True  # a trainer left or was replaced meanwhile; the record stays unused
-        if run.session is None:
-            await self._store_call(self._checkpoints.collect_orphans)
+        fenced = self._checkpoints.collect_orphans if run.session is None else self._checkpoints.drop_belated
+        await self._store_call(fenced)
         self._enter(record, agents)
         return True
+
+    async def _read_checkpoint(self) -> None:
+        self._state.manifest = await self._store_call(self._checkpoints.newest)
+        await self.read_data_end()
+
+    async def read_data_end(self) -> None:
+        """Whether the data ends before the newest checkpoint."""
+        newest = self._state.manifest
+        self._state.data_ended = newest is not None and await self._store_call(data_ended, self._log, newest.step)
 
     def _are_present(self, agents: list[Register]) -> bool:
         """Whether they are as they were, but for imports that have ended meanwhile."""
@@ -246,7 +257,10 @@ class WorldManager:
             return False
         if not await self._store_call(self._log.take_over, record.generation, self._author):
             return True
-        run.manifest = await self._store_call(self._checkpoints.newest)  # the coordinator before is fenced from now on
+        await self._read_checkpoint()  # the coordinator before is fenced from now on
+        await self._store_call(self._checkpoints.drop_belated)
+        if run.is_over():
+            return True
         if record.size:
             run.changes.size = record.size
         there = run.registry.present("trainer", 1 << 30)

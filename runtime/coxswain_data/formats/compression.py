@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import IO
+from collections.abc import Iterable, Iterator, Sized
+from typing import IO, TypeVar
 
 import zstandard
 
 from coxswain.errors import Refused
 from coxswain_data.formats.object_reader import ObjectReader
-from coxswain_data.spool import Data
+from coxswain_link.spool import Data
+
+T = TypeVar("T", bound=Sized)
 
 _GZIP, _ZSTD = (".gz", ".tgz"), (".zst", ".tzst")
 _CHUNK = 128 << 10  # bytes: what follows a zstd frame within one is copied once a frame
@@ -24,18 +26,19 @@ def is_compressed(path: str) -> bool:
 def read_whole(reader: ObjectReader, limit: int) -> Data:
     """The object's content, unpacked. Raises Refused (ObjectTooLarge, ObjectUnreadable) by name."""
     if is_compressed(reader.path):
-        return reader.spool.hold(_at_most(limit, _unpacked(reader), reader))
+        return reader.spool.hold(at_most(limit, _unpacked(reader), _too_large(reader, limit)))
     if reader.size > limit:
         raise _too_large(reader, limit)
     return reader.spool.hold(reader.pieces())
 
 
-def _at_most(limit: int, parts: Iterable[bytes], reader: ObjectReader) -> Iterator[bytes]:
+def at_most(limit: int, parts: Iterable[T], too_large: Refused) -> Iterator[T]:
+    """The parts, while they have at most `limit` bytes in all."""
     size = 0
     for part in parts:
         size += len(part)
         if size > limit:
-            raise _too_large(reader, limit)
+            raise too_large
         yield part
 
 

@@ -17,7 +17,7 @@ from coxswain.errors import Refused
 from coxswain_data.formats.base import Extent, Sample, decoded
 from coxswain_data.formats.compression import is_compressed, read_whole
 from coxswain_data.formats.object_reader import ObjectReader
-from coxswain_data.spool import Data
+from coxswain_link.spool import Data
 
 _BOM = b"\xef\xbb\xbf"
 

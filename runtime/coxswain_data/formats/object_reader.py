@@ -9,7 +9,7 @@ from typing import IO, NamedTuple
 
 from coxswain.errors import Refused
 from coxswain_data.formats.ranges import RangeFile
-from coxswain_data.spool import Spool
+from coxswain_link.spool import Spool
 from coxswain_link.store import NotFound, ObjectChanged, ObjectInfo, Store
 
 _PIECE = 8 << 20  # bytes of one read of a whole object

@@ -5,7 +5,7 @@ Only the text column is read, in small ranges, never the whole file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -13,12 +13,15 @@ import pyarrow.parquet as pq
 
 from coxswain.errors import Refused
 from coxswain_data.formats.base import Extent, Sample, decoded, some
+from coxswain_data.formats.compression import at_most
 from coxswain_data.formats.object_reader import ObjectReader
 from coxswain_data.formats.ranges import RangeFile
-from coxswain_data.spool import Data
+from coxswain_link.spool import Data
 
 _BUFFER = 1 << 20  # bytes of one read; with pre_buffer on, pyarrow would hold hundreds of MiB
-_BATCH = 8 << 20  # bytes unpacked at a time
+_BATCH = 8 << 20  # bytes of one write to the spool
+_ROWS = 16  # the most that are unpacked at a time: a dictionary or common prefixes make many bytes out of few
+_UNPACKED = 1024  # the most times for one write: of short rows, each time costs more memory than its bytes
 
 
 class ParquetBlock:
@@ -54,26 +57,33 @@ class ParquetObject:
         return [Extent(i, 0, self._reader.size) for i in range(self._file.metadata.num_row_groups)]
 
     def read(self, extent: Extent) -> ParquetBlock:
-        size = self._bytes(extent.ordinal)
-        if size > (most := self._reader.sizes.unpacked):
-            raise Refused(
-                "ObjectTooLarge",
-                f"{self._where}: {self._field!r} of row group {extent.ordinal} has {size >> 20} MiB, allowed are "
-                f"{most >> 20}; write the file again with smaller row groups",
-            )
-        return ParquetBlock(self._reader.spool.hold(self._stream(extent.ordinal, size)))
+        most, too_large = self._reader.sizes.unpacked, self._too_large(extent.ordinal)
+        if self._least_bytes(extent.ordinal) > most:
+            raise too_large
+        return ParquetBlock(self._reader.spool.hold(at_most(most, self._stream(extent.ordinal), too_large)))
 
-    def _stream(self, group: int, size: int) -> Iterator[pa.Buffer]:
+    def _stream(self, group: int) -> Iterator[pa.Buffer]:
         """The column as an Arrow stream, in batches of some `_BATCH` bytes."""
-        rows = max(1, _BATCH * self._file.metadata.row_group(group).num_rows // max(size, 1))
         plain = pa.schema([(self._field, self._value_type)])
         yield plain.serialize()
-        with self._named():
-            for batch in self._file.iter_batches(rows, [group], [self._field], use_threads=False):
-                yield batch.cast(plain).serialize()
+        for batches in _gathered(self._batches(group)):
+            yield pa.concat_batches(batches).cast(plain).serialize()
 
-    def _bytes(self, group: int) -> int:
-        """Of the text column, without compression."""
+    def _batches(self, group: int) -> Iterator[pa.RecordBatch]:
+        count = self._file.metadata.row_group(group).num_rows
+        rows = max(1, min(_ROWS, _BATCH * count // max(self._least_bytes(group), 1)))
+        with self._named():
+            yield from self._file.iter_batches(rows, [group], [self._field], use_threads=False)
+
+    def _too_large(self, group: int) -> Refused:
+        return Refused(
+            "ObjectTooLarge",
+            f"{self._where}: {self._field!r} of row group {group} has more than {self._reader.sizes.unpacked >> 20} MiB "
+            "unpacked; write the file again with smaller row groups",
+        )
+
+    def _least_bytes(self, group: int) -> int:
+        """Of the text column, as the file says: without compression, but each value of a dictionary once."""
         metadata = self._file.metadata.row_group(group)
         columns = (metadata.column(i) for i in range(metadata.num_columns))
         return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self._field)
@@ -113,6 +123,20 @@ class ParquetObject:
                 f"{self._where} is not readable as Parquet ({str(error).splitlines()[0][:200]}); "
                 "upload it again or exclude it with `include`",
             ) from error
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Successive batches of `_BATCH` bytes together, or of `_UNPACKED` batches."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _BATCH or len(held) == _UNPACKED:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
 
 
 _TEXT_TYPES = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from coxswain_data.formats.base import Extent, Sample, decoded
 from coxswain_data.formats.compression import read_whole
 from coxswain_data.formats.object_reader import ObjectReader
-from coxswain_data.spool import Data
+from coxswain_link.spool import Data
 
 
 class TextBlock:

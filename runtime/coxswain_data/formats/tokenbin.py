@@ -19,7 +19,7 @@ from coxswain.errors import Refused
 from coxswain_data.formats.base import Extent, Ids, Sample
 from coxswain_data.formats.compression import read_whole
 from coxswain_data.formats.object_reader import ObjectReader
-from coxswain_data.spool import Data
+from coxswain_link.spool import Data
 
 _MAGIC = b"MMIDIDX\0\0"
 _HEAD = struct.Struct("<9sQBQQ")

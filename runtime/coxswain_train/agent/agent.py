@@ -28,7 +28,7 @@ from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import MetricsRegistry, build
 from coxswain_train import cgroup
-from coxswain_train.agent.devices import fork_server_environment, visible_devices, worker_environment
+from coxswain_train.agent.devices import fork_server_environment, trainer_devices, worker_environment
 from coxswain_train.agent.network import interface_environment
 from coxswain_train.agent.processes import KILLED, ForkServer, WorkerHandle
 
@@ -39,6 +39,10 @@ FORK_SERVER = (sys.executable, "-m", "coxswain_train.agent.forkserver", "coxswai
 _POLL = 15.0  # seconds of one long poll: the end of a coordinator cuts it short
 POLL_DEADLINE = 0.5  # seconds until a broken poll is noticed
 _GIVE_UP = 60.0  # seconds without a coordinator
+_MORE_MEMORY = (
+    "raise resources.limits.memory of container trainer in spec.trainers.template.spec.containers, or lower "
+    "hybridData.tokensPerReplica"
+)
 _LAST_WORK = 20.0  # seconds for workers to leave once the job has ended well: the checkpoint is saved by then
 JOIN_TIMEOUT = 5.0  # seconds for a worker to join the next world; then it is killed and replaced
 LEAVE_SECONDS = 60.0  # more for one to leave a world that did not hang: nothing cuts short what a device computes
@@ -63,7 +67,7 @@ class Agent:
         self._generation = 0
         self._left = -1  # the generation of the world that all workers have left
         self._news = asyncio.Event()  # a worker has left its world
-        self._devices = visible_devices(os.environ)
+        self._devices = trainer_devices(env.job, os.environ)
         inherited = {**os.environ, **interface_environment(os.environ)}
         self._fork_server = ForkServer(fork_server, fork_server_environment(inherited, self._devices))
         self._workers: dict[WorkerHandle, asyncio.Task[None]] = {}
@@ -222,8 +226,7 @@ class Agent:
             return None
         limit = cgroup.limit()
         what = f"rank {rank} was killed for its memory" + (f" (limit {limit >> 20} MiB)" if limit else "")
-        way_out = "raise trainers.template.resources.limits.memory, or lower hybridData.tokensPerReplica"
-        self._oom = Fault("OOMKilled", f"{what}: {way_out}", retryable=True)
+        self._oom = Fault("OOMKilled", f"{what}: {_MORE_MEMORY}", retryable=True)
         return self._oom
 
     async def _leave(self, finished: Finished) -> int:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from coxswain.config import JobConfig
+from coxswain.errors import Refused
 from coxswain_link.environment import Environment
+
+CPU = "cpu"  # the hardware of jobs that use no CUDA device, also where there are some
 
 # On CPUs workers, not threads, share the cores. What a step frees, the next step takes again: with glibc's own thresholds
 # the kernel takes it back in between, and clears it in every step (0 to 8 % of a step, by the heap's order).
@@ -19,11 +23,25 @@ def fork_server_environment(inherited: Mapping[str, str], devices: Sequence[str]
 
 def worker_environment(env: Environment, device: int, devices: Sequence[str]) -> dict[str, str]:
     """What one worker has besides the environment of the fork server."""
+    if env.job.parallelism.hardware == CPU:
+        return {"CUDA_VISIBLE_DEVICES": ""}
     if not devices:
         return {}
     # A pod sees its own devices only. On one machine all pods see all devices, and divide them by index.
     slot = env.index * env.job.devices_per_trainer + device
     return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]}
+
+
+def trainer_devices(job: JobConfig, environment: Mapping[str, str], folder: Path = Path("/dev")) -> tuple[str, ...]:
+    """CUDA devices for this trainer's workers: none where the job's hardware is cpu. Refuses fewer than its workers."""
+    devices = () if job.parallelism.hardware == CPU else visible_devices(environment, folder)
+    if 0 < len(devices) < job.devices_per_trainer:
+        raise Refused(
+            "TooFewDevices",
+            f"spec.trainers.devicesPerTrainer: {job.devices_per_trainer}, and the trainer sees {len(devices)} CUDA devices "
+            f"({', '.join(devices)}); lower devicesPerTrainer, or give the trainer as many devices",
+        )
+    return devices
 
 
 def visible_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,7 @@ from coxswain.boxes import Box, full_box, match
 from coxswain.config import TokenizerConfig
 from coxswain.errors import CoxswainError, Refused
 from coxswain.exits import Exit
-from coxswain.planlog import manifest_key
+from coxswain.planlog import manifest_key, manifest_step
 from coxswain.uris import file_uri
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import Store, open_store
@@ -53,6 +54,7 @@ def export(store: Store, output: Path, step: int | None = None, options: Options
     manifest = save_load.read_manifest(store, _newest(store) if step is None else manifest_key(step))
     manifest = replace(manifest, shards=tuple(with_boxes(store, manifest.shards)))
     if output.suffix == ".safetensors":
+        _check_file(output)
         shapes = _shapes(store, manifest)
         with _partial(output) as partial:
             _write_weights(store, manifest, partial.parent, [OutputFile(partial.name, shapes)], options)
@@ -100,7 +102,9 @@ def _write_shard(store: Store, shard: Shard, writer: Writer) -> None:
 
 @contextmanager
 def _partial(output: Path) -> Iterator[Path]:
-    """A place beside the output that takes its name once it is whole. What an export left that was killed there is removed."""
+    """A place beside the output, behind links, that takes its name once it is whole. What an export left that was killed
+    there is removed."""
+    output = Path(os.path.realpath(output))
     partial = output.with_name(f".{output.name}.partial")
     _remove(partial)
     try:
@@ -117,6 +121,11 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _check_file(output: Path) -> None:
+    if output.exists() and not output.is_file():
+        raise Refused("OutputExists", f"OUTPUT {str(output)!r} exists and is no file; name another, or remove it")
 
 
 def _check_output(output: Path, manifest: CheckpointManifest) -> None:
@@ -145,7 +154,7 @@ def _tokenizer(manifest: CheckpointManifest, given: str) -> TokenizerConfig | No
 
 
 def _newest(store: Store) -> str:
-    keys = [o.path for o in store.list("manifests/")]
+    keys = [o.path for o in store.list("manifests/") if manifest_step(o.path) is not None]
     if not keys:
         raise Refused(
             "NoCheckpoint", f"{store.uri} holds no checkpoint; give the checkpoint.uri of a job that saved one"

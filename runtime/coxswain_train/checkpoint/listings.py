@@ -36,23 +36,27 @@ def with_listing(store: Store, shard: Shard) -> Shard:
 
 def with_boxes(store: Store, shards: Iterable[Shard], need: Iterable[Box] | None = None) -> Iterator[Shard]:
     """The shards with their boxes; without those that hold no part of the boxes in `need`, if given."""
-    needed = None if need is None else {hull.tensors: hull for hull in hulls_of(need)}
+    needed = None if need is None else hulls_of(need)
     for shard in shards:
         listing = shard.listing
         if not listing:
             yield shard
-        elif needed is None or any(h.tensors in needed and overlap(h, needed[h.tensors]) for h in listing.hulls):
+        elif needed is None or meet(listing.hulls, needed):
             found = _read(store, listing.key)
             yield Shard(shard.key, shard.bytes, found.boxes, found.kinds)
 
 
 def hulls_of(boxes: Iterable[Box]) -> tuple[Hull, ...]:
-    """The hulls of boxes of like tensors of several layers, whose names differ by the layer's number."""
-    alike = defaultdict[str, list[tuple[int, Box]]](list)
+    """The hulls of boxes of like tensors of several layers, whose names differ by the layer's number.
+
+    A number may also count unlike ones: in a Sequential of a norm and a matrix, 0.weight is a row and 1.weight a table.
+    """
+    alike = defaultdict[tuple[str, int], list[tuple[int, Box]]](list)
     for box in set(boxes):
         number = _NUMBER.search(box.name)
-        alike[_NUMBER.sub("*", box.name, count=1)].append((int(number[0]) if number else 0, box))
-    return tuple(_hull(tensors, alike[tensors]) for tensors in sorted(alike))
+        like = _NUMBER.sub("*", box.name, count=1), len(box.shape)
+        alike[like].append((int(number[0]) if number else 0, box))
+    return tuple(_hull(tensors, alike[tensors, dimensions]) for tensors, dimensions in sorted(alike))
 
 
 def _hull(tensors: str, boxes: list[tuple[int, Box]]) -> Hull:
@@ -62,8 +66,18 @@ def _hull(tensors: str, boxes: list[tuple[int, Box]]) -> Hull:
     return Hull(tensors, min(numbers), max(numbers), tuple(map(min, starts)), tuple(map(max, stops)))
 
 
-def overlap(one: Hull, other: Hull) -> bool:
-    """Whether two hulls of the same tensors have an element in common."""
+def meet(some: Iterable[Hull], others: Iterable[Hull]) -> bool:
+    """Whether a hull of each of the two have an element in common."""
+    by_kind = {_kind(hull): hull for hull in others}
+    return any(_kind(hull) in by_kind and _overlap(hull, by_kind[_kind(hull)]) for hull in some)
+
+
+def _kind(hull: Hull) -> tuple[str, int]:
+    """The tensors' name and their dimensions: boxes have one hull of a kind."""
+    return hull.tensors, len(hull.start)
+
+
+def _overlap(one: Hull, other: Hull) -> bool:
     inside = zip(one.start, one.stop, other.start, other.stop, strict=True)
     return one.first <= other.last and other.first <= one.last and all(a < d and c < b for a, b, c, d in inside)
 

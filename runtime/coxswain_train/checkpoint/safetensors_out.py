@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,6 +76,14 @@ def writing(folder: Path, files: list[OutputFile], dtype: torch.dtype) -> Iterat
         mapped.flush()
 
 
+def _reserve(descriptor: int, path: Path, size: int) -> None:
+    """Takes the room on disk: where there is none, a write into mapped memory would end the process by SIGBUS."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
+
+
 def _mapped(path: Path, file: OutputFile, dtype: torch.dtype, tensors: dict[str, Tensor]) -> mmap.mmap:
     table: dict[str, object] = {
         "__metadata__": {"format": "pt"}
@@ -87,8 +96,8 @@ def _mapped(path: Path, file: OutputFile, dtype: torch.dtype, tensors: dict[str,
     header += b" " * (-len(header) % 8)
     begin = 8 + len(header)
     with path.open("w+b") as out:
+        _reserve(out.fileno(), path, begin + end)
         out.write(len(header).to_bytes(8, "little") + header)
-        out.truncate(begin + end)
         out.flush()
         mapped = mmap.mmap(out.fileno(), begin + end)
     for name, shape in file.shapes.items():

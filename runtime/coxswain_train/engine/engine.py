@@ -152,6 +152,7 @@ class Engine:
             cut.ward, cut.copy = self._copies.ward, State()
             cut.copy.hold(self._shards.boxes(cut.ward), self.optimizer.wide, self._device)
             self._copies.fill(cut.own, cut.copy)
+        self._settle()
         self.live.begin(cut)
         self._spread()
 
@@ -162,12 +163,16 @@ class Engine:
         self._keep_weights()
 
     def _keep_weights(self) -> None:
-        """The model's weights count as whole once all that was sent is there, in a world that stands. On a GPU an abort ends a
-        gather as if it were done; the next world then gathers them again."""
+        """The model's weights count as whole once all that was sent is there; else the next world gathers them again."""
+        self._settle()
+        self.live.spread(self._weights())
+
+    def _settle(self) -> None:
+        """Ends once all that was received is there, in a world that stands. Else it raises: on a GPU an abort ends an exchange as
+        if it were done. Nothing that peers have sent counts as held before this."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         self._world.check()
-        self.live.spread(self._weights())
 
     def _weights(self) -> dict[Box, torch.Tensor]:
         """What the model holds."""
@@ -251,6 +256,7 @@ class Engine:
         """Reduces the gradient, gives it to the holder of the copy, and agrees with all ranks on the step."""
         gradient = self.optimizer.reduce()
         copied = self._copies.exchange(gradient)
+        self._settle()
         self.live.reduced(PendingStep(work.step, gradient, copied, loss_sum))
         mine = RankStats(loss_sum, valid, work.labels, work.plan, work.delivered)
         stats = self.optimizer.reduce_stats(gradient, mine)

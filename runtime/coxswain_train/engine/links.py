@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from coxswain.neighbours import Neighbours
 from coxswain.plan.values import Operation
 from coxswain_train.model.ring import Exchange, Message, Pending
+
+PARTING = 2  # gradients for the stage before, or outputs of an evaluation, that are kept while they may be on their way
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class Coming:
 class StageLinks:
     """One rank's links to the stages before and after, in one step. `exchange` is over all ranks of the world.
 
-    Activations are [tokens, width]. What is sent is kept until it has gone.
+    Activations are [tokens, width]. What is sent is kept until it has gone: outputs until their gradients are back, of gradients,
+    and of outputs of an evaluation, the last few.
     """
 
     def __init__(
@@ -33,7 +37,8 @@ class StageLinks:
             neighbours, exchange, width, dtype, device,
         )  # fmt: skip
         self._arriving: tuple[Tensor, Pending] | None = None
-        self._sent: dict[Operation, Pending] = {}
+        self._sent: dict[Operation, Pending] = {}  # outputs whose gradients come back
+        self._parting: deque[Pending] = deque()  # what nothing comes back for
 
     @property
     def last(self) -> bool:
@@ -47,8 +52,17 @@ class StageLinks:
             return
         pending = self._exchange.start(sends, receives)
         if done is not None and sends:
-            self._sent[done] = pending
+            self._keep(done, pending)
         self._arriving = (receives[0][1], pending) if receives else None
+
+    def _keep(self, done: Operation, pending: Pending) -> None:
+        """Waits for the oldest of too many: plans are checked for ranks that end one batch before they begin the next."""
+        if done.kind == "F" and torch.is_grad_enabled():
+            self._sent[done] = pending
+            return
+        self._parting.append(pending)
+        if len(self._parting) > PARTING:
+            self._parting.popleft().wait()
 
     def received(self, operation: Operation) -> Tensor | None:
         """Waits for what the coming operation receives; None when that is nothing."""
@@ -62,9 +76,10 @@ class StageLinks:
 
     def finish(self) -> None:
         """Waits until all that was sent has gone."""
-        for pending in self._sent.values():
+        for pending in (*self._sent.values(), *self._parting):
             pending.wait()
         self._sent.clear()
+        self._parting.clear()
 
     def _sends(self, done: Operation | None, leaving: Tensor | None) -> list[Message]:
         if done is None or leaving is None:

@@ -105,9 +105,10 @@ class Offloader:
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, x: Tensor) -> Tensor | Moved:
+        """Never `x` itself: an operation that saves its output would hold itself, and a step that breaks off leave its graph."""
         storage = x.untyped_storage()
         if storage.data_ptr() in self._pinned or not torch.ops.aten.is_non_overlapping_and_dense(x):
-            return x
+            return x.detach()
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         key = reference.cdata, x.storage_offset(), x.shape, x.stride(), x._version
         if key not in self._known:
@@ -115,7 +116,7 @@ class Offloader:
             self._known[key] = self._move(x)
         elif (again := self._known[key]) is not None:
             again.uses += 1
-        return self._known[key] or x
+        return self._known[key] or x.detach()
 
     def _move(self, x: Tensor) -> Moved | None:
         if x.nbytes < self._copies.smallest:

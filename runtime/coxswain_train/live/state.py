@@ -55,8 +55,9 @@ class Cut:
     whole: bool = True  # False while an update changes values
 
     def held(self, device: int) -> Held | None:
-        """None where an update broke off: its values are of no step."""
-        pending: Pending = "" if self.pending is None else "Reduced" if self.pending.agreed is None else "Agreed"
+        """None where an update broke off: its values are of no step. Another thread than that of the steps may ask."""
+        step = self.pending  # which an update forgets
+        pending: Pending = "" if step is None else "Reduced" if step.agreed is None else "Agreed"
         copies = () if self.ward is None else (self.ward,)
         return Held(device, self.generation, self.rank, self.step, pending, copies) if self.whole else None
 

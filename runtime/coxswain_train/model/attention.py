@@ -190,9 +190,15 @@ class PackKernel:
         At a longest of 1 the kernel would swap heads and tokens of the log-sum-exp: 2 is as right and does not.
         """
         if self._bounds is None:
-            self._bounds = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=query.device)
+            bounds = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32)
+            self._bounds = without_waiting(bounds, query.device)
         longest = max((2, *self.lengths))
         return self._bounds, self._bounds, longest, longest
+
+
+def without_waiting(host: Tensor, device: torch.device) -> Tensor:
+    """On the device. From memory that is not pinned a copy would begin once the device has done all before it, hops included."""
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def _join(like: Tensor, parts: Sequence[Tensor]) -> Tensor:

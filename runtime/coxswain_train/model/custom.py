@@ -96,7 +96,7 @@ def _called(custom: CustomModel, what: str, call: Any) -> Any:
         return call(kind)
     except Refused:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _bad(custom, f"{what} ({_line(error)})") from error
 
 
@@ -104,7 +104,7 @@ def _imported(custom: CustomModel) -> Any:
     module, _, name = custom.path.partition(":")
     try:
         found = importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _bad(custom, f"cannot be imported ({_line(error)}); {_way(module)}") from error
     if not isinstance(kind := getattr(found, name, None), type):
         raise _bad(custom, f"{module} has no class {name}")
@@ -136,7 +136,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
     return "absent" if shape is None else str(list(shape))
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     text = str(error).partition("\n")[0][:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

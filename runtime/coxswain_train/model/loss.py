@@ -81,26 +81,26 @@ class _Shared(NamedTuple):
 
     exponentials: Tensor  # of the logits, with the largest of the group subtracted
     sums: Tensor  # [2, rows]: of the exponentials, and the label's own logit, over the group
-    here: Tensor  # rows whose label is one of these ids
-    local: Tensor  # labels, counted from the first of these ids
+    here: Tensor  # [rows, 1]: whether the label is one of these ids
+    place: Tensor  # [rows, 1]: its place among them, or any place
 
     def loss(self, labels: Tensor) -> Tensor:
         return (self.sums[0].log() - self.sums[1]).mul(labels != IGNORED).sum()
 
 
 def _shared(hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype, ids: IdRange) -> _Shared:
-    """`weight` has the rows of some ids only, or of none."""
+    """`weight` has the rows of some ids only, or of none. The host does not wait for the device."""
     logits = (hidden @ weight.T).to(wide)
     largest = logits.amax(-1) if len(weight) else logits.new_full(labels.shape, -torch.inf)
     ids.group.maximum(largest)
     logits.sub_(largest.unsqueeze(1))
-    local = labels - ids.first
-    here = ((local >= 0) & (local < len(weight))).nonzero().squeeze(1)
-    own = logits.new_zeros(labels.shape).index_put_((here,), logits[here, local[here]])
+    local = (labels - ids.first).unsqueeze(1)
+    here, place = (local >= 0) & (local < len(weight)), local.clamp(0, max(0, len(weight) - 1))
+    own = logits.gather(1, place).where(here, 0.0).squeeze(1) if len(weight) else logits.new_zeros(labels.shape)
     exponentials = logits.exp_()
     sums = torch.stack((exponentials.sum(-1), own))
     ids.group.sum(sums)
-    return _Shared(exponentials, sums, here, local)
+    return _Shared(exponentials, sums, here, place)
 
 
 def _shared_loss_and_gradient(
@@ -109,7 +109,8 @@ def _shared_loss_and_gradient(
     """The same where `weight` has the rows of some ids only, or of none. The loss is whole on each rank of the group."""
     found = _shared(hidden, weight, labels, wide, ids)
     gradient = found.exponentials.div_(found.sums[0].unsqueeze(1))
-    gradient[found.here, found.local[found.here]] -= 1
+    if len(weight):
+        gradient.scatter_add_(1, found.place, -found.here.to(wide))
     return found.loss(labels), gradient.mul_((labels != IGNORED).unsqueeze(1)).to(hidden.dtype)
 
 

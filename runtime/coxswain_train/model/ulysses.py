@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coxswain_train.model.attention import Kernel, PackKernel, TaskAttention
+from coxswain_train.model.attention import Kernel, PackKernel, TaskAttention, without_waiting
 from coxswain_train.model.ring import Chunk, Chunks, Exchange, Ring, RingKernel
 
 
@@ -127,7 +127,7 @@ class HeadGroup:
         """Where the group's tokens are in those of its members one after another, and the other way round."""
         if self._orders is None:
             order = torch.cat([torch.arange(0), *(torch.arange(a, b) for a, b in self._pieces())])
-            self._orders = order.to(device), order.argsort().to(device)
+            self._orders = without_waiting(order, device), without_waiting(order.argsort(), device)
         return self._orders
 
     def _pieces(self) -> list[tuple[int, int]]:

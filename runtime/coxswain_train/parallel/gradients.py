@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class Gradients:
         self._frees = [[name for name in route.names if last[name] == number] for number, route in enumerate(routes)]
         self._sent = frozenset(last)
         for name, weight in weights.items():
-            hook = partial(self._produced, name)
+            hook = partial(_call, WeakMethod(self._produced), name)
             weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._forget()
 
@@ -69,7 +70,7 @@ class Gradients:
             weight.grad = None
         return total
 
-    def _produced(self, name: str, _: Tensor) -> None:
+    def _produced(self, name: str) -> None:
         """Runs within each backward, once a parameter, or once a part."""
         self._fold(name)
         if self._missing is None or name in self._in_parts:
@@ -151,3 +152,9 @@ class Gradients:
             for own in route.owned:
                 total[own.state : own.state + own.stop - own.start] = values[own.start : own.stop]
         return total
+
+
+def _call(method: WeakMethod[Callable[[str], None]], name: str, _: Tensor) -> None:
+    """Weak: the collector does not see what a weight's hook holds, and would never free a world whose hooks hold its weights."""
+    if (alive := method()) is not None:
+        alive(name)

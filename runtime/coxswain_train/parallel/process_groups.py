@@ -6,10 +6,11 @@ the first; sub-rings need no groups of their own.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -21,6 +22,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 from coxswain_train.model.ring import Message
 from coxswain_train.parallel.clock import DeviceClock
 from coxswain_train.parallel.grid import Grid
+
+log = logging.getLogger(__name__)
 
 # `WorldAborter` alone ends a world: torch's watchdog must neither abort communicators by itself nor end the process, which
 # is to join the next world; waits stay on the device. (torch asks for 0 where communicators are aborted from outside.) A CUDA
@@ -60,6 +63,20 @@ class ProcessGroups:
         # The first use of a group must not be a batch that only some ranks run.
         for group in (self._p2p, self._sums, *self.hops):
             dist.all_reduce(torch.zeros(1, device=device), group=group)
+        for group in self._exchanging:
+            self._connect(group)
+
+    @property
+    def _exchanging(self) -> tuple[dist.ProcessGroup, ...]:
+        """The groups of `all_to_all`, by hop: at most 64 ranks, or about twice the square root of their number."""
+        return self.hops or (self._sums,)
+
+    def _connect(self, group: dist.ProcessGroup) -> None:
+        """Sends every member something. NCCL connects two ranks at their first message, on the thread that enqueues it, and a sum
+        does not: a bucket that leaves within a backward would wait there for peers that wait for the rest of this backward."""
+        each = [1] * group.size()
+        sent = torch.zeros(len(each), device=self._device)
+        dist.all_to_all_single(torch.empty_like(sent), sent, each, each, group=group)  # with sizes: as buckets travel
 
     def tensor_group(self, ranks: tuple[int, ...]) -> SharedSums | None:
         """The communicator of a tensor group, of which this rank is one; None when it is alone. Call it at the start."""
@@ -86,10 +103,11 @@ class ProcessGroups:
         return list(dist.batch_isend_irecv(operations)) if operations else []
 
     def all_to_all(self, received: Tensor, sent: Tensor, receives: list[int], sends: list[int], hop: int) -> dist.Work:
-        group = self.hops[hop] if self.hops else self._sums
+        group = self._exchanging[hop]
         return dist.all_to_all_single(received, sent, receives, sends, group=group, async_op=True)  # type: ignore[return-value]
 
     def scalars(self, mine: list[float]) -> list[list[float]]:
+        self.check()  # `mine` was read from the device, so it may be made of what an abort has cut short
         sent = torch.tensor(mine, dtype=torch.float64, device=self._device)
         gathered = sent.new_empty(self.ranks * len(mine))
         dist.all_gather_into_tensor(gathered, sent, group=self._sums)
@@ -198,21 +216,42 @@ class WorldAborter:
     """
 
     def __init__(self) -> None:
-        self._foreign, self._aborted = frozenset(_sockets()), False
+        self.begin()
 
     def begin(self) -> None:
         """Counts sockets opened from now on to the world that is joined next (or to calls that are repeated)."""
-        self._foreign, self._aborted = frozenset(_sockets()), False
+        self._foreign, self._aborted, self._over = frozenset(_sockets()), False, False
 
     def is_aborted(self) -> bool:
-        """Whether `abort_world` was called since `begin`."""
+        """Whether collectives were cut short since `begin`."""
         return self._aborted
+
+    def is_over(self) -> bool:
+        """Whether `abort_world` was called since `begin`: then errors are no fault of this worker."""
+        return self._over
 
     def abort_world(self) -> None:
         """Makes every wait for this world's peers raise RuntimeError, or return garbage that `ProcessGroups.check` refuses."""
+        self._over = True
+        self._abort()
+
+    @contextmanager
+    def aborting_at_errors(self) -> Iterator[None]:
+        """Aborts before an error leaves the block. Else what cleans up behind it waits for collectives that are under way, and
+        they for this rank; and peers see the error as late."""
+        try:
+            yield
+        except BaseException:
+            self._abort()
+            raise
+
+    def _abort(self) -> None:
         self._aborted = True  # first: once a kernel ends by the abort, a check must see it
         if torch.cuda.is_available() and dist.is_initialized():
-            dist.distributed_c10d._abort_process_group()
+            try:
+                dist.distributed_c10d._abort_process_group()
+            except Exception as error:  # another thread uses or aborts the same groups; orders must still be heard
+                log.warning("aborting the communicators: %r", error)
         for name, descriptor in _sockets().items():
             if name not in self._foreign:
                 _shut_down(descriptor)

@@ -6,7 +6,6 @@ The agent's fork server forks it. It outlives its world: when peers are lost, it
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import signal
 import time
@@ -15,12 +14,11 @@ from contextlib import ExitStack, closing, suppress
 from typing import NoReturn
 
 import torch
-import torch.distributed
 from msgspec import UNSET, UnsetType
 
 from coxswain import names, wire
 from coxswain.copies import wards_of
-from coxswain.errors import CoxswainError, Retryable, Stale
+from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain.exits import Exit
 from coxswain.live import LiveSource
 from coxswain.stragglers.surprise import StepLengths
@@ -46,13 +44,12 @@ from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, Assignmen
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
 from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
 from coxswain_train.worker.rendezvous import fetch_world, rendezvous
+from coxswain_train.worker.worlds import StateNotTaken, run_worlds
 
 log = logging.getLogger(__name__)
 
-NEXT_WORLD_SECONDS = 3.0  # seconds from an error, which may be this worker's own, to the order to leave the world
 _DRAIN_SECONDS = 10.0  # seconds to stay until a suspension is saved
 _FLUSH_SECONDS = 2.0  # to send what is unsent of a world that is left
-_LOST_PEER = ("gloo/transport", "gloo/rendezvous", "Connection reset by peer", "NCCL communicator was aborted")
 
 
 def work() -> NoReturn:
@@ -79,67 +76,15 @@ def main(env: Environment) -> int:
                 outboxes.close()  # of the world before: until now a new coordinator might have needed its messages
                 with ExitStack() as world:
                     worker = Worker(env, assignment, client, handover, store, aborter.is_aborted, live)
-                    outboxes.callback(worker.close_outbox)
+                    outboxes.callback(worker.outbox.close)
                     world.callback(worker.close)
                     world.callback(assignments.step_out)
+                    world.enter_context(aborter.aborting_at_errors())
                     return worker.run()
 
             return run_worlds(assignments, aborter, train)
         except JobEnded as ended:
             return ended.finished.exit_code
-
-
-def run_worlds(
-    assignments: AssignmentChannel,
-    aborter: WorldAborter,
-    train: Callable[[Assignment], int | None],
-    next_world_seconds: float = NEXT_WORLD_SECONDS,
-) -> int:
-    """Runs successive generations until the job ends. `train` returns None where a planned change follows.
-
-    A worker that has lost its peers says so and waits for the next world as long as its agent is there. Raises any other
-    error of a world if the agent does not soon ask the worker to leave that world: then the fault is its own.
-    """
-    assignment = assignments.next(None)
-    while True:
-        assert assignment is not None
-        aborter.begin()
-        fault = None
-        try:
-            if (code := train(assignment)) is not None:
-                return code
-        except (RuntimeError, ValueError, Retryable, Stale) as error:  # torch raises RuntimeError when a peer is gone
-            if isinstance(error, ValueError) and not aborter.is_aborted():
-                raise  # torch also raises it where a group is used that was aborted: then it is no fault of this worker
-            log.warning("rank %d of world %d: %s", assignment.rank, assignment.generation, _first_line(error))
-            fault = error
-        assignments.step_out()
-        leave_world()
-        mine = fault is not None and not aborter.is_aborted() and not is_lost_peer(fault)
-        if not mine:
-            assignments.leave("" if fault is None or aborter.is_aborted() else _first_line(fault))
-        gc.collect()  # frees the model of the world before, ahead of the next one's, while that is agreed on
-        following = assignments.next(next_world_seconds if mine else None)
-        if following is None:
-            fault = fault or Retryable("the agent is gone")
-            raise fault if isinstance(fault, CoxswainError) else _fault(assignment, fault) from fault
-        assignment = following
-
-
-def is_lost_peer(error: Exception) -> bool:
-    """Whether an error says that a peer of the world is gone, or the world is over; else the fault may be this worker's own."""
-    if isinstance(error, (Stale, StateNotTaken, torch.distributed.DistError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
-
-
-def _fault(assignment: Assignment, error: Exception) -> Retryable:
-    log.error("rank %d", assignment.rank, exc_info=error)
-    return Retryable(f"rank {assignment.rank}: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error)[:500].partition("\n")[0]
 
 
 @functools.cache  # once a process
@@ -148,8 +93,17 @@ def warn_untested(device: str) -> None:
         log.warning("training on CUDA is untested in this release: compare its losses with those of another trainer")
 
 
-class StateNotTaken(Retryable):
-    """The ranks of a world cannot go on from its source of living state."""
+def device_of(hardware: str) -> torch.device:
+    """Where a job of this hardware computes. Refuses a GPU's where torch finds none: a CPU would be slow and say nothing."""
+    if hardware == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise Refused(
+            "NoDevice",
+            f"parallelism.hardware: {hardware}, and torch finds no CUDA device here; train where its driver works, "
+            "or set hardware: cpu",
+        )
+    return torch.device("cuda")
 
 
 class Worker:
@@ -161,7 +115,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self._is_aborted, self._live = is_aborted, live
         self._env, self._assignment, self._client, self._store = env, assignment, client, store
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = device_of(env.job.parallelism.hardware)
         self._world = world = fetch_world(client, assignment)
         self._computing: tuple[wire.StepPlan, int] | None = None  # a step without a report, and its part of the digest
         self._saver = save_load.Saver(store, snapshots_of(self._device))
@@ -188,8 +142,10 @@ class Worker:
         with suppress(CoxswainError):
             self._outbox.flush(_FLUSH_SECONDS)
 
-    def close_outbox(self) -> None:
-        self._outbox.close()
+    @property
+    def outbox(self) -> Outbox:
+        """Outlives the worker."""
+        return self._outbox
 
     def run(self) -> int | None:
         """Table of contents of a training run. None: a planned change follows."""
@@ -306,13 +262,13 @@ class Worker:
 
     def _save(self, directive: wire.StepDirective) -> None:
         generation, rank, step = self._assignment.generation, self._assignment.rank, directive.step
+        ranks, outbox = len(self._world.seats), self._outbox  # no more of this world: a save may outlive it
 
         def report(shards: tuple[wire.Shard, ...], seconds: float) -> None:
-            ranks = len(self._world.seats)
             saved = wire.ShardsSaved(generation, step, rank, ranks, shards, seconds, directive.end)
-            self._outbox.put("/v1/saved", step, saved)
+            outbox.put("/v1/saved", step, saved)
 
-        large = len(self._world.seats) >= LARGE_WORLD
+        large = ranks >= LARGE_WORLD
         self._saver.begin(self._engine.boxes(), report, sidecars=large)
 
     def _leave(self, directive: wire.StepDirective) -> int:

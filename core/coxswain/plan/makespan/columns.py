@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from coxswain.cost.model import Floats
-from coxswain.plan.makespan.degrees import ring_seconds
+from coxswain.plan.degrees import ring_seconds
 from coxswain.plan.makespan.line import Line, line_of
 from coxswain.plan.makespan.loads import Ints, Seats
 from coxswain.plan.makespan.rings import Rings, RingSchedule

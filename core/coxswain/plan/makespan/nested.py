@@ -15,8 +15,8 @@ from heapq import heappop, heappush
 import numpy as np
 
 from coxswain.cost.model import Floats
+from coxswain.plan.degrees import degrees_by
 from coxswain.plan.makespan.blocks import Blocks, Ints
-from coxswain.plan.makespan.degrees import degrees_by
 from coxswain.plan.makespan.line import Line, line_of
 from coxswain.plan.makespan.loads import Seats
 from coxswain.plan.makespan.rings import Rings, RingSchedule

@@ -109,13 +109,3 @@ def fit_bins(problem: Problem, lengths: Ints, bins: Bins, top: float) -> Packing
         levels[best] += took / speed[best]
         insort(rooms, (room - took, best))
     return Packing(where, pack, np.array(levels))
-
-
-def water_level(levels: Floats, speeds: Floats, work: float) -> float:
-    """Returns when `work` seconds are done if every replica is busy from its level on."""
-    order = np.argsort(levels, kind="stable")
-    rate = np.cumsum(speeds[order])
-    taken = np.cumsum(speeds[order] * levels[order])
-    candidates = (work + taken) / rate  # the level if just the first k replicas take part
-    enough = candidates >= levels[order]
-    return float(candidates[enough].min()) if enough.any() else float(levels.max())

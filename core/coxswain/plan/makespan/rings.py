@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coxswain.cost.model import Floats
-from coxswain.plan.makespan.degrees import ring_seconds
+from coxswain.plan.degrees import ring_seconds
 from coxswain.plan.makespan.line import Line
 from coxswain.plan.makespan.loads import Ints, ReplicaLoads, Seats, replica_loads
 from coxswain.plan.problem import Problem

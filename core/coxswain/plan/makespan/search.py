@@ -15,16 +15,17 @@ import numpy as np
 from coxswain.cost.model import Floats
 from coxswain.plan.bounds import lower_bound
 from coxswain.plan.dealing import by_kind
+from coxswain.plan.degrees import degrees_by, ring_seconds
 from coxswain.plan.makespan.columns import are_few, place_columns
-from coxswain.plan.makespan.degrees import degrees_by, ring_seconds
 from coxswain.plan.makespan.loads import Ints
 from coxswain.plan.makespan.meshes import or_mesh
 from coxswain.plan.makespan.nested import block_sizes, place_nested
-from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins, water_level
+from coxswain.plan.makespan.packing import Bins, Packing, fill_bins, fit_bins
 from coxswain.plan.makespan.rings import RingSchedule, place_rings
 from coxswain.plan.makespan.speeds import rounded, ways
 from coxswain.plan.problem import Draft, Problem
 from coxswain.plan.simulate import simulate
+from coxswain.plan.water_level import water_level
 
 TARGETS = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.0)  # times the lower bound
 SHELVES = (1, 2, 3, 4, 6, 8)  # rings of 1/n of the target stack where whole ones fit badly

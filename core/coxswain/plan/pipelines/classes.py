@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.cost.model import Floats
-from coxswain.plan.makespan.packing import water_level
 from coxswain.plan.pipelines.groups import Stack
 from coxswain.plan.pipelines.ramps import ramp, ramp_wait
 from coxswain.plan.problem import Problem
+from coxswain.plan.water_level import water_level
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

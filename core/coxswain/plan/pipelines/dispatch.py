@@ -9,7 +9,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from coxswain.plan.makespan.degrees import ring_seconds
+from coxswain.plan.degrees import ring_seconds
 from coxswain.plan.pipelines.classes import Deal, Packs, Short, cut_packs, deal, level_rest, short_of
 from coxswain.plan.pipelines.groups import Group, Rings, Stack, degrees_for, rings_of
 from coxswain.plan.pipelines.operations import ordered

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.cost.model import Floats
-from coxswain.plan.makespan.degrees import least_degrees, ring_seconds
+from coxswain.plan.degrees import least_degrees, ring_seconds
 from coxswain.plan.problem import Problem
 
 Ints = NDArray[np.int64]

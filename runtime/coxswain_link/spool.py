@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import errno
 import mmap
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from coxswain_link.store import StoreUnavailable
 
@@ -18,6 +23,7 @@ Data = bytes | mmap.mmap
 _SMALL = 16 << 10  # bytes up to which a mapping costs more than the content
 _SHARE = 4  # a process takes at most this part of the free disk: others share it
 _MOST = 64 << 30
+_PARTS = 8192  # that are held at a time at most: small ones are in memory, and each larger one keeps a file open
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -31,6 +37,14 @@ class Spool:
     def budget(self) -> int:
         """Bytes that may be held at a time, by the disk as it is now."""
         return min(shutil.disk_usage(self.folder).free // _SHARE, _MOST)
+
+    def most(self, part: float) -> int:
+        """How many contents may be held at a time with this part of the files that the process may open."""
+        return min(_PARTS, int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * part))
+
+    def hold_array(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The array, read-only. Raises as `hold`."""
+        return np.frombuffer(self.hold([array.tobytes()]), array.dtype) if array.size else array
 
     def hold(self, parts: Iterable[bytes]) -> Data:
         """The parts as one. Raises StoreUnavailable when the disk is full; errors of `parts` pass."""

@@ -1,0 +1,26 @@
+"""What the operator needs before it can act: asked for until the API server gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from coxswain.errors import Retryable
+from coxswain_operator.cluster import Denied
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+PAUSE_SECONDS = 2.0
+
+
+async def until_given(ask: Callable[[], Awaitable[T]]) -> T:
+    """Repeats while the server is away, and while it forbids the call: rights may be granted later."""
+    while True:
+        try:
+            return await ask()
+        except (Retryable, Denied) as error:
+            log.warning("%s; asking again", error)
+            await asyncio.sleep(PAUSE_SECONDS)

@@ -1,0 +1,92 @@
+"""A worker's exit ends the job only where its work is over: code of the user's may end the process with any code."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from coxswain.exits import Exit
+from coxswain.planlog import generation_key
+from coxswain.wire import Finished
+from tests.unit.coordinator_fakes import make_source
+from tests.unit.coordinator_lead import Lead, leading, small, training
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.mark.parametrize("code", [Exit.DONE, Exit.STOPPED])
+async def test_a_worker_that_ends_amid_the_run_without_an_error_costs_the_world_and_completes_nothing(tmp_path, code):
+    async with training(small(tmp_path)) as lead:
+        await lead.saved(3)
+        lead.leave(code, 0)
+        session = lead.state.session
+        assert (session.lost, session.ending) == (f"rank 0 on trainer-0 ended: exit code {code.value}", None)
+        lead.arrive(left=1)
+        await lead.world(2)
+        assert (lead.state.session.record.first_step, lead.work.done()) == (3, False)
+
+
+async def test_a_run_whose_workers_end_so_in_every_world_fails(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.saved(3)
+        for generation in range(1, 6):
+            await lead.world(generation)
+            lead.leave(Exit.DONE, 0)
+            lead.arrive(left=generation)
+        finished = await lead.work
+        assert (finished.exit_code, finished.reason) == (1, "WorkerCrashLoop")
+        assert finished.message.endswith("last: rank 0 on trainer-0 ended: exit code 0")
+
+
+@pytest.mark.parametrize(("code", "ends"), [(Exit.DONE, ""), (Exit.STOPPED, "Suspended")])
+async def test_only_a_stop_may_have_been_announced_to_an_adopted_world_whose_last_checkpoint_is_not_made(
+    tmp_path, code, ends
+):
+    async with training(small(tmp_path)) as first, leading(small(tmp_path), "two") as lead:
+        await first.saved(3)
+        lead.index()
+        lead.arrive(generation=1)
+        await lead.until(lambda: lead.state.session)
+        lead.leave(code, 0)
+        session = lead.state.session
+        assert (session.adopted, session.ending.end if session.ending else "") == (True, ends)
+        assert session.lost == ("" if ends else "rank 0 on trainer-0 ended: exit code 0")
+
+
+ONE_PASS = tuple(make_source(name, 500, max_passes=1) for name in ("code", "docs"))
+
+
+@pytest.mark.parametrize("generation", [0, 1], ids=["the workers have ended", "they wait for the manifest"])
+@pytest.mark.parametrize("stop", [8, 1000], ids=["at the stop", "where the data ends"])
+async def test_a_job_whose_last_checkpoint_was_made_since_the_start_of_its_coordinator_is_over(
+    tmp_path, generation, stop
+):
+    job = small(tmp_path, stop_steps=stop)
+    job = replace(job, mix=replace(job.mix, sources=ONE_PASS))
+    async with training(job) as first, leading(job, "two") as lead:
+        lead.index()
+        await lead.until(lambda: lead.state.index_progress.index)
+        last = await run_to_its_end(first)
+        lead.arrive(generation=generation)
+        finished = await lead.work
+        reason = "StopReached" if stop == 8 else "DataExhausted"
+        assert finished == Finished(0, reason, f"completed {last} steps")
+
+
+async def run_to_its_end(lead: Lead) -> int:
+    """Closes every step, and saves behind the last. Returns how many there are."""
+    session = lead.state.session
+    while session.book.open < session.end_step - 1:
+        await lead.until(session.open_plan)
+        await lead.close(session.book.open)
+    await lead.saved(session.end_step)
+    return session.end_step
+
+
+async def test_a_lost_world_behind_the_last_checkpoint_is_not_followed_by_another(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.saved(8)
+        lead.leave(-9, 0)
+        lead.arrive(left=1)
+        assert await lead.work == Finished(0, "StopReached", "completed 8 steps")
+        assert lead.keys("log/generations/") == [generation_key(1)]

@@ -1,0 +1,141 @@
+"""Reading Parquet: row groups, kinds of columns, damage, and what comes out of a few bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from coxswain.errors import Refused
+from coxswain_data.formats.object_reader import Sizes
+from coxswain_data.formats.parquet import _BATCH
+from coxswain_link.spool import Data, Spool
+from tests.unit.test_data_formats import samples, source, texts
+
+
+def parquet(path: Path, column: pa.Array, rows: int = 2, **columns: pa.Array) -> None:
+    pq.write_table(pa.table({"text": column, **columns}), path, row_group_size=rows)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.string_view()], ids=str)
+def test_a_row_group_is_a_block_whatever_the_kind_of_string(tmp_path, kind):
+    parquet(tmp_path / "a.parquet", pa.array(["one", "zwei ü", "three"], kind), other=pa.array([1, 2, 3]))
+    mine = source(tmp_path, "Parquet")
+    assert [b.ordinal for b in mine.blocks()] == [0, 1]
+    assert texts(mine) == ["one", "zwei ü", "three"]
+
+
+def test_a_dictionary_column_reads_like_a_plain_one(tmp_path):
+    parquet(tmp_path / "a.parquet", pa.array(["one", "two", "one"]).dictionary_encode())
+    assert texts(source(tmp_path, "Parquet")) == ["one", "two", "one"]
+
+
+def test_nulls_and_bad_utf8_are_samples_without_text(tmp_path):
+    broken = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"\xffa"))
+    parquet(tmp_path / "a.parquet", broken)
+    parquet(tmp_path / "b.parquet", pa.array([None, "b"], pa.string()))
+    assert texts(source(tmp_path, "Parquet")) == [None, "a", None, "b"]
+
+
+def test_a_missing_text_column_is_refused_with_the_columns_that_are_there(tmp_path):
+    pq.write_table(pa.table({"content": ["x"], "id": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(Refused, match="content, id"):
+        source(tmp_path, "Parquet").blocks()
+
+
+def test_of_very_many_columns_only_some_are_named(tmp_path):
+    pq.write_table(pa.table({f"c{n}": [n] for n in range(5000)}), tmp_path / "a.parquet")
+    with pytest.raises(Refused, match=r"name one of c0, c1, .*, c9 and 4990 more") as caught:
+        source(tmp_path, "Parquet").blocks()
+    assert len(caught.value.message) < 1000
+
+
+def test_two_columns_of_the_text_fields_name_are_refused_by_the_file(tmp_path):
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(Refused, match=r"a\.parquet has 2 columns of that name; write it again with one"):
+        source(tmp_path, "Parquet").blocks()
+
+
+def test_a_text_column_of_numbers_is_refused_with_its_type(tmp_path):
+    parquet(tmp_path / "a.parquet", pa.array([1, 2]))
+    with pytest.raises(Refused, match="int64"):
+        source(tmp_path, "Parquet").blocks()
+
+
+@pytest.mark.parametrize("harm", ["truncated", "empty", "garbage"])
+def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path, harm):
+    parquet(tmp_path / "a.parquet", pa.array(["x" * 99] * 50))
+    data = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes({"truncated": data[:-30], "empty": b"", "garbage": b"PAR1" * 50}[harm])
+    with pytest.raises(Refused, match=r"a\.parquet") as caught:
+        source(tmp_path, "Parquet").blocks()
+    assert caught.value.reason == "ObjectUnreadable"
+
+
+def test_damaged_pages_are_refused_by_name(tmp_path):
+    parquet(tmp_path / "a.parquet", pa.array([f"{i}" * 50 for i in range(500)]), rows=500)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[40:400] = b"\xff" * 360
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(Refused, match=r"a\.parquet"):
+        samples(source(tmp_path, "Parquet"))
+
+
+def test_a_row_group_beyond_the_limit_is_refused_with_its_size_before_it_is_read(tmp_path):
+    parquet(tmp_path / "a.parquet", pa.array(["small", "x" * (3 << 20)]), rows=1, other=pa.array(["y" * (3 << 20)] * 2))
+    mine = source(tmp_path, "Parquet", sizes=Sizes(unpacked=2 << 20))
+    small, huge = mine.blocks()
+    assert [s.text for s in mine.read(small).samples()] == ["small"]
+    with pytest.raises(
+        Refused, match=r"a\.parquet: 'text' of row group 1 has more than 2 MiB unpacked; .*smaller row groups"
+    ):
+        mine.read(huge)
+
+
+def repeated(path: Path, **how: Any) -> None:
+    """100 MB of text in a row group whose file counts less than 2 MiB."""
+    text = pa.array(["x" * 996 + f"{i % 500:04d}" for i in range(100_000)])
+    pq.write_table(pa.table({"text": text}), path, row_group_size=100_000, **how)
+    assert pq.ParquetFile(path).metadata.row_group(0).column(0).total_uncompressed_size < 2 << 20
+
+
+SMALL_IN_THE_FILE = [{}, {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}]
+
+
+@pytest.mark.parametrize("how", SMALL_IN_THE_FILE, ids=["a dictionary", "prefixes"])
+def test_the_limit_of_a_row_group_counts_the_text_that_comes_out_of_it(tmp_path, how):
+    repeated(tmp_path / "a.parquet", **how)
+    mine = source(tmp_path, "Parquet", sizes=Sizes(unpacked=4 << 20))
+    with pytest.raises(
+        Refused, match=r"'text' of row group 0 has more than 4 MiB unpacked; .*smaller row groups"
+    ) as caught:
+        mine.read(mine.blocks()[0])
+    assert caught.value.reason == "ObjectTooLarge"
+
+
+@pytest.mark.parametrize("how", SMALL_IN_THE_FILE, ids=["a dictionary", "prefixes"])
+def test_a_row_group_is_unpacked_in_pieces_whatever_its_size_in_the_file(tmp_path, monkeypatch, how):
+    repeated(tmp_path / "a.parquet", **how)
+    mine, written, hold = source(tmp_path, "Parquet"), [], Spool.hold
+
+    def measured(spool: Spool, parts: Iterable[Any]) -> Data:
+        return hold(spool, (written.append(len(part)) or part for part in parts))
+
+    monkeypatch.setattr(Spool, "hold", measured)
+    block = mine.read(mine.blocks()[0])
+    assert sum(written) == block.nbytes > 100_000_000
+    assert max(written) < 2 * _BATCH
+    assert [block.text(at)[-5:] for at in (0, 499, 99_999)] == ["x0000", "x0499", "x0499"]
+
+
+def test_a_row_group_of_short_rows_is_written_in_few_pieces(tmp_path):
+    parquet(tmp_path / "a.parquet", pa.array([str(i) for i in range(100_000)]), rows=100_000)
+    mine = source(tmp_path, "Parquet")
+    block = mine.read(mine.blocks()[0])
+    assert block.text(77_777) == "77777"
+    assert block.nbytes < 2_000_000  # 889 kB of which are the text and its offsets

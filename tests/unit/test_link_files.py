@@ -1,0 +1,121 @@
+"""Files of any name: which of them a source lists, reads, and refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.exceptions import InvalidPathError
+from obstore.store import LocalStore
+
+from coxswain.errors import Refused
+from coxswain_link.files import Files
+from coxswain_link.store import NotFound, ObjectChanged, open_store
+from coxswain_link.store_faults import translated
+
+ODD = ("part#7", "a\nb", "d#1/x", "x.txt")
+
+
+def everything(key: str) -> bool:
+    return True
+
+
+def write(folder: Path, *keys: str) -> None:
+    for key in keys:
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_text(key)
+
+
+def listed(folder: Path, wanted: Callable[[str], bool] = everything) -> list[str]:
+    return [info.path for info in open_store(folder.as_uri()).corpus(wanted)]
+
+
+def test_files_are_listed_and_read_whatever_they_are_called(tmp_path: Path) -> None:
+    write(tmp_path, *ODD)
+    store = open_store(tmp_path.as_uri())
+    assert listed(tmp_path) == sorted(ODD)
+    for info in store.corpus(everything):
+        assert store.head(info.path) == info
+        assert store.get(info.path) == store.get_range(info.path, 0, info.size, info.etag) == info.path.encode()
+
+
+def test_what_we_list_of_our_own_has_no_file_that_a_write_left(tmp_path: Path) -> None:
+    write(tmp_path, "log/1", "log/2#1")
+    assert [info.path for info in open_store(tmp_path.as_uri()).list()] == ["log/1"]
+
+
+def test_the_etag_of_a_file_is_that_of_the_indexes_of_earlier_releases(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    assert Files(tmp_path).head("a").etag == obstore.head(LocalStore(prefix=tmp_path), "a")["e_tag"]
+
+
+def test_a_file_that_is_no_longer_the_listed_one_is_not_read(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    etag = Files(tmp_path).head("a").etag
+    (tmp_path / "a").write_text("longer")
+    with pytest.raises(ObjectChanged):
+        Files(tmp_path).read("a", 0, 1, etag)
+
+
+@pytest.mark.parametrize("key", ["../x", "/etc/hostname", "a//x", "folder", "x/below", "./x"])
+def test_a_key_leads_to_no_file_outside_the_folder_and_to_no_folder(tmp_path: Path, key: str) -> None:
+    write(tmp_path / "in", "x", "a/x", "folder/x")
+    write(tmp_path, "x")
+    for call in (lambda s: s.get(key), lambda s: s.head(key), lambda s: s.get_range(key, 0, 1)):
+        with pytest.raises(NotFound):
+            call(open_store((tmp_path / "in").as_uri()))
+
+
+def test_a_link_to_a_folder_above_it_adds_nothing(tmp_path: Path) -> None:
+    write(tmp_path, "a/x", "b/y")
+    (tmp_path / "a/up").symlink_to(tmp_path)
+    (tmp_path / "c").symlink_to("b")
+    assert listed(tmp_path) == ["a/x", "b/y", "c/y"]
+
+
+def not_utf8(folder: Path) -> None:
+    (Path(os.fsdecode(os.fsencode(folder) + b"/\xff.txt"))).write_text("x")
+
+
+def to_itself(folder: Path) -> None:
+    (folder / "me.txt").symlink_to("me.txt")
+
+
+def to_nothing(folder: Path) -> None:
+    (folder / "me.txt").symlink_to("absent")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (not_utf8, r"/\xff.txt has a name that is not UTF-8"),
+        (to_itself, "/me.txt leads to no file (Too many levels of symbolic links)"),
+        (to_nothing, "/me.txt leads to no file (No such file or directory)"),
+    ],
+)
+def test_a_wanted_file_that_cannot_be_read_is_refused_and_another_is_left_out(
+    tmp_path: Path, make: Callable[[Path], None], says: str
+) -> None:
+    write(tmp_path, "good.jsonl")
+    make(tmp_path)
+    assert listed(tmp_path, lambda key: key.endswith(".jsonl")) == ["good.jsonl"]
+    with pytest.raises(Refused, match=re.escape(says) + "; rename it, or narrow uri or include") as caught:
+        listed(tmp_path)
+    assert caught.value.reason == "ObjectUnreadable"
+
+
+def test_a_key_of_s3_that_cannot_be_read_is_refused_by_its_name() -> None:
+    said = InvalidPathError(
+        'Encountered object with invalid path: Error parsing Path "a//b\n.txt": Path "a//b\n.txt" contained empty path '
+        "segment\n\nDebug source:\nInvalidPath"
+    )
+    fault = translated(said, "s3://data/", "of a Secret")
+    assert isinstance(fault, Refused)
+    assert fault.reason == "ObjectUnreadable"
+    assert r"a//b\n.txt" in fault.message
+    assert "rename it, or narrow uri" in fault.message
+    assert "Debug" not in fault.message

@@ -1,0 +1,57 @@
+"""What the operator needs before it acts: a server that is away, or forbids it, is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from coxswain.errors import Refused, Retryable
+from coxswain_operator.cluster import Denied
+from coxswain_operator.kubernetes.connection import Connection
+from coxswain_operator.kubernetes.discovery import find_gang_backend
+from coxswain_operator.kubernetes.token_keys import load_keys
+from coxswain_operator.kubernetes.until_given import PAUSE_SECONDS
+from coxswain_operator.views import Manifest
+
+pytestmark = pytest.mark.looptime(start=1000)
+
+AWAY, FORBIDDEN = Retryable("connection refused"), Denied("Forbidden", "cannot get resource secrets")
+KEYS = {"data": {"key-1": "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"}}
+
+
+class Server:
+    """Gives these answers one after the other, and the last one for ever."""
+
+    def __init__(self, *answers: Manifest | Exception) -> None:
+        self._answers = [*answers]
+        self.asked = 0
+
+    async def call(self, method: str, path: str, *_: Any, **__: Any) -> Manifest:
+        self.asked += 1
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize("error", [AWAY, FORBIDDEN])
+async def test_the_keys_are_asked_for_until_the_server_answers_and_permits_it(error: Exception) -> None:
+    server, began = Server(error, error, error, KEYS), asyncio.get_running_loop().time()
+    assert len(await load_keys(cast("Connection", server), "coxswain-system")) == 1
+    assert (server.asked, asyncio.get_running_loop().time() - began) == (4, pytest.approx(3 * PAUSE_SECONDS))
+
+
+@pytest.mark.parametrize("error", [AWAY, FORBIDDEN])
+async def test_a_scheduler_is_looked_for_until_the_server_answers_and_permits_it(error: Exception) -> None:
+    server = Server(error, error, {"resources": [{"name": "podgroups"}]})
+    assert await find_gang_backend(cast("Connection", server), "Volcano") == "Volcano"
+
+
+@pytest.mark.parametrize("answer", [Refused("BadRequest", "no such field"), {"data": {"key-1": "c2hvcnQ="}}])
+async def test_what_no_wait_mends_is_raised_at_once(answer: Manifest | Exception) -> None:
+    server = Server(answer)
+    with pytest.raises(Refused):
+        await load_keys(cast("Connection", server), "coxswain-system")
+    assert server.asked == 1

@@ -171,6 +171,9 @@ class ParameterGroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     weight_decay: float | None = None  # None: the optimizer's, for matrices
 
 
+OptimizerKind = Literal["AdamW", "Muon"]
+
+
 class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float
     warmup_steps: int = 0
@@ -183,7 +186,7 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     minimum_ratio: float = 0.1  # of the peak rate, where the schedule ends
     decay_steps: int = 0  # of WSD
     groups: tuple[ParameterGroupConfig, ...] = ()  # the first that matches counts
-    kind: Literal["AdamW", "Muon"] = "AdamW"
+    kind: OptimizerKind = "AdamW"
     momentum: float = 0.95  # of Muon
 
 

@@ -1,8 +1,8 @@
 """Model FLOPs of a step, and the share of the hardware's peak that they make (Chowdhery et al., arXiv 2204.02311, appendix B).
 
-6 N a token for the products with N parameters, and 12 x layers x width x length for the scores and sums of attention,
-forward and backward together. Attention counts as if it were not causal, and nothing that is computed twice counts, so
-that the share compares with those that others publish. A token's length is that of its own sequence.
+6 N a token for the products with N parameters, and 12 x layers x heads x head size x length for the scores and sums of
+attention, forward and backward together. Attention counts as if it were not causal, and nothing that is computed twice
+counts, so that the share compares with those that others publish. A token's length is that of its own sequence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def linear_flops(specs: Iterable[ParameterSpec]) -> int:
 def step_flops(model: ModelConfig, vocabulary: int, lengths: Iterable[int]) -> int:
     """Of the sequences of a step, in tokens. `vocabulary`: rows of the embedding."""
     linear = linear_flops(parameter_specs(model, vocabulary))
-    attention = 12 * model.layers * model.hidden
+    attention = 12 * model.layers * model.heads * model.size_of_head
     return sum(s * (linear + attention * s) for s in lengths)
 
 

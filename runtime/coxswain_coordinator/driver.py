@@ -365,6 +365,7 @@ class Driver:
             stream_hash=stream_hash(run.job), index_hash=run.index_progress.index.hash, vocabulary=session.world.vocabulary,
             shards=shards, time=run.clock(), model=run.job.model,
             longest=run.job.batch.max_sequence_tokens, tokenizer=run.job.mix.sources[0].tokenizer,
+            optimizer_kind=run.job.optimizer.kind,
         )  # fmt: skip
 
     async def _await_workers(self, session: Session) -> bool:

@@ -28,6 +28,7 @@ from coxswain.plan.values import Operation, StageOperations, Task
 from coxswain_train.engine.engine import Engine
 from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.offload import Arriving, HostCopies
+from coxswain_train.model.loss import linear_cross_entropy
 from coxswain_train.model.ring import Message
 from tests.distributed import training
 from tests.distributed.live_bytes import peak_bytes
@@ -221,6 +222,20 @@ def test_what_an_exchange_of_heads_keeps_is_in_the_predicted_peak() -> None:
     (found,) = run_threads(1, measured, model, rows, tokens, work, dtype)
     predicted = peaks(model, parameter_specs(model, rows), layout_of([(1, model.layers)]), work)[0, 0, 0]
     assert predicted.total == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), [(torch.float32, 64), (torch.bfloat16, 64), (torch.bfloat16, 512)])
+def test_the_loss_takes_what_is_predicted_for_it(dtype: torch.dtype, tokens: int) -> None:
+    """The head's gradient counts among all gradients: what backward returns is given up within."""
+    rows, hidden = 4096, 512
+    x, head = torch.randn(tokens, hidden).to(dtype).requires_grad_(), torch.randn(rows, hidden).to(dtype)
+    labels = torch.zeros(tokens, dtype=torch.int64)
+    widths = memory.Widths(hidden=hidden, query=hidden, key=hidden, inner=64, heads=4, rows=rows)
+    predicted = memory._loss_transient(widths, Workload(dtype.itemsize, tokens))
+    found = peak_bytes(lambda: linear_cross_entropy(x, head.requires_grad_(), labels))
+    assert predicted == pytest.approx(found, rel=0.1)
+    loss = linear_cross_entropy(x, head.requires_grad_(), labels)
+    assert peak_bytes(lambda: torch.autograd.grad(loss, head)) <= 4 * tokens * hidden * dtype.itemsize
 
 
 @pytest.mark.parametrize(("model", "rows", "tokens", "dtype"), SHAPES.values(), ids=SHAPES.keys())

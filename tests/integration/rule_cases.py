@@ -425,6 +425,10 @@ CASES: list[Case] = [
         "TrainingJob", "checkpoint.uri", "s3://runs/a/", "s3://runs/b/",
         "copy the checkpoints, delete the job, and create it again with the new uri",
     ),
+    _immutable(
+        "TrainingJob", "optimizer.kind", "Muon", "AdamW",
+        "create another job, with an export of this one as model.initFrom: kinds keep different moments",
+    ),
     _suspended("image", "train:1", "train:2"),
     _suspended("optimizer", _OPTIMIZER, {**_OPTIMIZER, "warmupSteps": 5}),
     _suspended("data", {}, {"prefetchSteps": 3}),

@@ -71,6 +71,14 @@ def test_a_checkpoint_of_another_model_names_the_field_that_differs(run):
 
 
 @pytest.mark.slow
+def test_a_checkpoint_of_another_optimizer_names_both_kinds(run):
+    run.objects[-1]["spec"]["optimizer"]["kind"] = "Muon"
+    refused(
+        run, "ForeignCheckpoint", "another optimizer.kind: AdamW, this job's is Muon; bring back optimizer.kind AdamW"
+    )
+
+
+@pytest.mark.slow
 def test_a_checkpoint_of_another_mix_names_the_field_that_differs(run):
     run.objects[2]["spec"]["seed"] = 8
     refused(run, "ForeignCheckpoint", "seed 7, this job's is seed 8; give this job its own checkpoint.uri")

@@ -100,6 +100,15 @@ def test_a_checkpoint_of_another_job_names_both_jobs(job, store):
     assert said.startswith("ForeignCheckpoint: checkpoint.uri 'file://")
 
 
+def test_a_checkpoint_of_another_optimizer_names_both_kinds(job, store):
+    store.put(KEY, msgspec.json.encode(replace(manifest(job, 6, [shard("a")]), optimizer_kind="Muon")))
+    said = refusal(job, store)
+    assert (
+        f"{KEY} belongs to another optimizer.kind: Muon, this job's is AdamW; bring back optimizer.kind Muon, or"
+        in said
+    )
+
+
 def test_a_checkpoint_of_another_model_names_the_fields_that_differ(job, store):
     other = replace(job, model=replace(job.model, hidden=64, layers=3, preset="x", init_from="s3://w"))
     said = refusal(other, store)

@@ -6,11 +6,15 @@ import asyncio
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from coxswain import wire
+from coxswain.errors import Refused
+from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.driver import LONGEST_ACTION
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_link.metrics import build
+from tests.unit.coordinator_fakes import store_of
 from tests.unit.coordinator_lead import leading, small, training
 from tests.unit.test_coordinator_checkpoints import manifest, store_with
 
@@ -77,6 +81,15 @@ async def test_a_save_that_comes_before_its_last_step_is_closed_waits_for_the_di
         digest = lead.state.session.book.stream_digests[3]
         await lead.until(lambda: lead.state.manifest)
         assert (lead.state.manifest.step, lead.state.manifest.stream_digest) == (3, digest)
+
+
+async def test_a_checkpoint_s_moments_serve_the_optimizer_that_made_them_and_no_other(tmp_path):
+    job = small(tmp_path)
+    async with training(job) as lead:
+        await lead.saved(3)
+    assert (found := CheckpointStore(job, store_of(job)).open()) and found.step == 3
+    with pytest.raises(Refused, match=r"another optimizer\.kind: AdamW, this job's is Muon"):
+        CheckpointStore(replace(job, optimizer=replace(job.optimizer, kind="Muon")), store_of(job)).open()
 
 
 async def test_a_checkpoint_is_not_made_while_a_rank_has_not_saved(tmp_path):

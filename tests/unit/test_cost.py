@@ -20,7 +20,8 @@ from coxswain.cost.memory import Recompute
 from coxswain.cost.model import CostModel
 from coxswain.cost.recompute import repeated
 from coxswain.errors import Refused
-from coxswain.flops import loss_layers, step_flops, utilisation
+from coxswain.flops import linear_flops, loss_layers, step_flops, utilisation
+from coxswain.models import parameter_specs
 from coxswain.presets import PRESETS
 
 H100 = CostModel(load_constants("h100-80g"))
@@ -75,6 +76,13 @@ def test_the_7b_model_has_its_published_flops_a_token() -> None:
     shape = ModelConfig(layers=32, hidden=4096, heads=32, kv_heads=32, feed_forward=11008)
     attention = 12 * 32 * 4096 * 2048
     assert step_flops(shape, 32000, [2048]) / 2048 == pytest.approx(6 * (6.738e9 - 131e6) + attention, rel=1e-4)
+
+
+def test_attention_counts_the_heads_own_width_where_it_is_not_hidden() -> None:
+    """By hand, for Qwen 3 0.6B: 28 layers, 16 heads of 128 elements, hidden 1024."""
+    shape, s = PRESETS["qwen3-0.6b"], 4096
+    linear = linear_flops(parameter_specs(shape, 64))
+    assert step_flops(shape, 64, [s]) - s * linear == 12 * 28 * 16 * 128 * s * s
 
 
 def test_utilisation_is_a_share_of_all_devices_peak_and_unknown_without_one() -> None:

@@ -181,6 +181,16 @@ def test_what_may_change_in_a_running_job_has_no_fault(changes: Manifest) -> Non
     assert check(sample("TrainingJob", changes), sample("TrainingJob")) == []
 
 
+def test_a_suspended_job_keeps_the_kind_of_its_optimizer_whose_state_another_kind_cannot_use() -> None:
+    muon = {"spec.optimizer.kind": "Muon"}
+    new, suspended = (
+        sample("TrainingJob", {**muon, "spec.suspend": True}),
+        sample("TrainingJob", {"spec.suspend": True}),
+    )
+    assert [fault.path for fault in check(new, suspended)] == ["spec.optimizer.kind"]
+    assert check(new, new) == []
+
+
 def test_a_change_from_an_inline_mix_to_a_reference_is_refused() -> None:
     own = {"spec.mixRef": REMOVED, "spec.mix": sample("DataMix")["spec"]}
     assert [fault.path for fault in check(sample("TrainingJob"), sample("TrainingJob", own))] == ["spec.mixRef"]

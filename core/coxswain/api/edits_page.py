@@ -16,7 +16,8 @@ _MEANING = {
     "attempt `Validated` has reason `EditPending`, and names object and field; so does event `EditPending`",
     Effect.SUSPENDED: "likewise. The API server refuses the edit in a job whose `suspend` is false",
     Effect.NEVER: "the API server refuses the edit and names the way out. An object that is deleted and created again with "
-    "another value is as an edit that waits for the next attempt; there a stream that differs from the checkpoint's is refused",
+    "another value is as an edit that waits for the next attempt; there a stream, model or `optimizer.kind` that differs "
+    "from the checkpoint's is refused",
 }
 _TEXT = """# Edits: when a change takes effect
 

@@ -364,6 +364,10 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     _never("TrainingJob", "mixRef", "create another job: the change gives another stream", optional=True),
     _never("TrainingJob", "managedBy", "delete the job, and create it again: it resumes from its checkpoint", optional=True),
     _never("TrainingJob", "checkpoint.uri", "copy the checkpoints, delete the job, and create it again with the new uri"),
+    _never(
+        "TrainingJob", "optimizer.kind",
+        "create another job, with an export of this one as model.initFrom: kinds keep different moments",
+    ),
     *(_suspended(field) for field in ("image", "optimizer", "data", "scheduling", "trainers.devicesPerTrainer")),
     *(_suspended(field, optional=True) for field in ("parallelismRef", "parallelism", "checkpoint.endpoint")),
     *(_suspended(field) for field in ("checkpoint.everySteps", "checkpoint.keepLast", "checkpoint.keepEvery")),

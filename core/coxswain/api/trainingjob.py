@@ -147,7 +147,7 @@ class ParameterGroup(Model):
 class Optimizer(Model):
     """How gradients change the parameters."""
 
-    kind: Literal["AdamW", "Muon"] = "AdamW"
+    kind: Annotated[Literal["AdamW", "Muon"], Effect.NEVER] = "AdamW"
     """Muon: the matrices within layers take orthogonalised updates as large as AdamW's, at the same rate and decay; embedding,
     head and norms stay with AdamW. It needs a tensor-parallel degree of 1."""
 

@@ -230,9 +230,12 @@ def _edges(widths: Widths, work: Workload, receives: bool, last: bool) -> int:
 
 
 def _loss_transient(widths: Widths, work: Workload) -> int:
-    """Logits and probabilities of some rows, and the gradient of the head."""
-    wide = max(work.element, MASTER)
-    return wide * widths.rows * (2 * min(work.tokens, LOSS_ROWS) + widths.hidden)
+    """The gradient of the head; beside it logits and probabilities of some rows, or later their narrower gradient and the
+    product that is added."""
+    wide, tokens = max(work.element, MASTER), min(work.tokens, LOSS_ROWS)
+    narrow = work.element if work.element < wide else 0
+    added = narrow * (tokens + widths.hidden)
+    return widths.rows * (wide * widths.hidden + max(2 * wide * tokens, added))
 
 
 def _layer_transient(widths: Widths, work: Workload) -> int:

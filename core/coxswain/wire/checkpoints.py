@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from coxswain.boxes import Box
-from coxswain.config import ModelConfig, TokenizerConfig
+from coxswain.config import ModelConfig, OptimizerKind, TokenizerConfig
 from coxswain.membership.values import Cursor
 from coxswain.structs import prepare
 from coxswain.wire.steps import End
@@ -89,6 +89,9 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
     model: ModelConfig | None = None  # None: written by an earlier release
     longest: int = 0  # the job's maxSequenceTokens
     tokenizer: TokenizerConfig | None = None  # of the job's sources; None: written by an earlier release
+    optimizer_kind: OptimizerKind | UnsetType = (
+        UNSET  # whose moments the shards hold; UNSET: written by an earlier release
+    )
 
 
 prepare(__name__)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from coxswain.config import JobConfig, ModelConfig, SourceConfig
 from coxswain.errors import Refused
@@ -147,7 +148,7 @@ def version_of(shards: Iterable[Shard]) -> int:
 
 
 def check_manifest(job: JobConfig, manifest: CheckpointManifest) -> None:
-    """Refuses a manifest of another job, model or stream."""
+    """Refuses a manifest of another job, model, stream or optimizer."""
     key = manifest_key_of(manifest)
     if manifest.job != job_of(job):
         raise _foreign(key, "job", manifest.job, job_of(job))
@@ -156,6 +157,9 @@ def check_manifest(job: JobConfig, manifest: CheckpointManifest) -> None:
         raise _foreign(key, "model", *_differences(theirs, _model_fields(job.model)))
     if manifest.stream_hash != stream_hash(job):
         raise _foreign_stream(key, None, job)
+    if manifest.optimizer_kind not in (UNSET, job.optimizer.kind):
+        kept = f"bring back optimizer.kind {manifest.optimizer_kind}, or "
+        raise _foreign(key, "optimizer.kind", manifest.optimizer_kind, job.optimizer.kind, kept)
 
 
 def first_missing(manifest: CheckpointManifest, sizes: Mapping[str, int]) -> str:
@@ -226,10 +230,10 @@ def _named(side: dict[str, str], fields: list[str]) -> str:
     return ", ".join(f"{name} {side.get(name, 'absent')}" for name in fields)
 
 
-def _foreign(where: str, what: str, theirs: str, ours: str) -> Refused:
+def _foreign(where: str, what: str, theirs: str, ours: str, way_out: str = "") -> Refused:
     return Refused(
         "ForeignCheckpoint",
-        f"{where} belongs to another {what}: {theirs}, this job's is {ours}; give this job its own checkpoint.uri",
+        f"{where} belongs to another {what}: {theirs}, this job's is {ours}; {way_out}give this job its own checkpoint.uri",
     )
 
 

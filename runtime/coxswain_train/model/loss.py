@@ -12,6 +12,7 @@ from coxswain_train.model.tensor_parallel import TensorGroup, enter
 
 IGNORED = -100  # label of a token without a next one
 CHUNK = 1024  # rows whose logits exist at one time
+_SLICES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 loss, gradient = _shared_loss_and_gradient(hidden[rows], weight, labels[rows], wide, ids)
             total += loss
             hidden_grad[rows] = gradient @ weight
-            weight_grad += (gradient.T @ hidden[rows]).to(wide)
+            _add_product(weight_grad, gradient.T, hidden[rows])
             del gradient  # else it is alive beside the next rows' logits
         ctx.save_for_backward(hidden_grad, weight_grad.to(weight.dtype))
         return total
@@ -46,7 +47,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         (grad,), (hidden_grad, weight_grad) = grads, ctx.saved_tensors
-        return hidden_grad * grad, weight_grad * grad, None, None, None
+        return hidden_grad * grad, weight_grad.mul_(grad), None, None, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Adds a @ b, without a second matrix as wide as `total`. A narrower product is added in slices: a CPU widens each first."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+        return
+    for rows, part in zip(total.chunk(_SLICES), (a @ b).chunk(_SLICES), strict=True):
+        rows += part
 
 
 def _loss_and_gradient(hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from coxswain.live import LiveSource
 from coxswain.planlog import manifest_key
 from coxswain_link.store import open_store
 from coxswain_train.checkpoint import save_load
+from coxswain_train.engine.draws import seed_draws
 from coxswain_train.engine.memory import MemoryPolicy, Recompute
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.model.custom import decoder_of, shared_weights
@@ -354,3 +355,25 @@ def test_a_model_of_ones_own_is_not_split(part: ModelPart) -> None:
     ):
         decoder_of(GPT2, training.VOCABULARY, part)
     assert decoder_of(GPT2, training.VOCABULARY, ModelPart(0, 2, 2)).weights()
+
+
+def draws_of(world: ThreadWorld, seed: int, step: int) -> list[float]:
+    """What a layer draws in a step of one replica."""
+    engine, found = training.engine_of(world, torch.float64, GPT2, layout=ONE), list[float]()  # type: ignore[arg-type]
+    engine.initialise(training.SEED)
+    engine.seed = seed
+    next(iter(engine.model.stack)).register_forward_hook(lambda *_: found.extend(torch.rand(4).tolist()))  # type: ignore[arg-type]
+    engine.compute(training.work_of(STREAM, step, PLAN, 0, 0))
+    return found
+
+
+def test_layers_draw_by_the_jobs_seed_the_replica_and_the_step() -> None:
+    ((first, again, later, other),) = run_threads(
+        1, lambda world: tuple(draws_of(world, seed, step) for seed, step in ((7, 0), (7, 0), (7, 1), (8, 0)))
+    )
+    assert first == again and len({tuple(each) for each in (first, later, other)}) == 3
+    seeds = set()
+    for replica in range(3):
+        seed_draws(7, replica, 0)
+        seeds.add(torch.initial_seed())
+    assert len(seeds) == 3

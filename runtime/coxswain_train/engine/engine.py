@@ -22,6 +22,7 @@ from coxswain.plan.values import Operation
 from coxswain.wire import TaskTiming
 from coxswain_train.cgroup import CoreShare
 from coxswain_train.checkpoint.pretrained import load_pretrained
+from coxswain_train.engine.draws import seed_draws
 from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.memory import MemoryPolicy
 from coxswain_train.engine.probe import Probe
@@ -93,6 +94,7 @@ class Engine:
         _check_heads(model, device)
         self._memory = memory or MemoryPolicy()
         self.before_update: Callable[[], None] = lambda: None  # runs in every step before its state changes
+        self.seed = 0  # of what layers draw
         self._config, self._optimizer_config, self._total_steps, self._world = model, optimizer, total_steps, world
         self.seat, self._neighbours, self._ranks = seat, neighbours_of(layout, seat), rank_of(layout)
         stage = layout.replicas[seat.replica].stages[seat.stage]
@@ -269,6 +271,7 @@ class Engine:
 
     def compute(self, work: StepInput) -> StepOutcome:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""
+        seed_draws(self.seed, self.seat.replica, work.step)
         return self._run(work, by_wave(work.parts, work.operations, work.waves), 1 / max(1, work.labels))
 
     @torch.no_grad()

@@ -187,7 +187,7 @@ class Worker:
             job.model, self._world.vocabulary, job.optimizer, job.total_steps, self._world.layout, seat, groups, device,
             dtype, self._live, memory, self._assignment.generation, wards,
         )  # fmt: skip
-        engine.before_update = self._saver.settle
+        engine.before_update, engine.seed = self._saver.settle, job.seed
         return engine
 
     def _restore(self) -> None:

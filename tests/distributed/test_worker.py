@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+import torch
 import torch.distributed as dist
 
 from coxswain import names, wire
@@ -29,6 +30,7 @@ from coxswain_link.environment import Environment
 from coxswain_link.handover import HandoverServer
 from coxswain_link.step_buffer import Buffer, pack
 from coxswain_link.store import open_store
+from coxswain_train.engine.draws import seed_draws
 from coxswain_train.engine.engine import StepInput, StepResult
 from coxswain_train.live.claims import NotHeld
 from coxswain_train.live.state import Cut, LiveState
@@ -156,6 +158,13 @@ def test_a_worker_steps_to_the_end_saves_and_leaves_with_zero(run: Any) -> None:
 
 def test_a_suspended_worker_leaves_with_three(run: Any) -> None:
     assert run(OneRankCoordinator(steps=1, end="Suspended")) == 3
+
+
+def test_what_layers_draw_follows_from_the_jobs_seed_and_the_step(run: Any) -> None:
+    run(OneRankCoordinator())
+    drawn = torch.initial_seed()  # in its last step, the third
+    seed_draws(training.SEED, 0, 2)
+    assert drawn == torch.initial_seed()
 
 
 def test_timings_count_from_the_begin_of_the_step_and_lie_within_it(run: Any) -> None:

@@ -28,23 +28,24 @@ ONE: dict[str, Any] = {"trainers": {"count": 1}}  # three pods with coordinator 
 LONGEST_TIMEOUT = TIMEOUT * (1 + half_placed.SPREAD)
 
 
-@pytest.mark.parametrize("seed", range(10))
-async def test_of_two_jobs_that_hold_two_of_four_slots_and_need_three_one_runs_and_then_the_other(seed: int) -> None:
-    world = SlotScheduler(4, {"first": ONE, "second": ONE}, seed, fair=True)
+async def one_runs_and_then_the_other(world: SlotScheduler) -> None:
     await world.play(horizon=20 * TRAINS_SECONDS)
     assert sorted(world.done) == ["first", "second"]
     assert 0 < world.longest_half <= LONGEST_TIMEOUT + 1
     assert set(world.sizes.values()) == {3}
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_of_two_jobs_that_hold_two_of_four_slots_and_need_three_one_runs_and_then_the_other(seed: int) -> None:
+    world = SlotScheduler(4, {"first": ONE, "second": ONE}, seed, fair=True)
+    await one_runs_and_then_the_other(world)
 
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_of_two_jobs_that_a_quota_stops_half_way_one_runs_and_then_the_other(seed: int) -> None:
     """Each creates two of its three pods; the third is refused."""
     world = SlotScheduler(4, {"first": ONE, "second": ONE}, seed, quota=True)
-    await world.play(horizon=20 * TRAINS_SECONDS)
-    assert sorted(world.done) == ["first", "second"]
-    assert 0 < world.longest_half <= LONGEST_TIMEOUT + 1
-    assert set(world.sizes.values()) == {3}
+    await one_runs_and_then_the_other(world)
     assert any("exceeded quota: slots" in e.message for e in world.events if e.reason == "GangReleased")
 
 

@@ -45,6 +45,7 @@ class Job:
     slow: bool = True
     step: int = 0
     onset: int = 0
+    besides: tuple[float, float] = (0.0, 0.0)  # of a step's seconds, without and with the slow device
     generation: int = 0
     asked: list[tuple[Layout, str]] = field(default_factory=list)
     events: list[tuple[str, str]] = field(default_factory=list)
@@ -89,7 +90,7 @@ class Job:
         for _ in range(steps):
             working = {seat.device for seat in self.record.layout.ranks()}
             found = [straggler(self.factor, self.onset)] if self.slow and SLOW in working else []
-            self.ladder.stepped(self.step, SECONDS if found else 8.0, found)
+            self.ladder.stepped(self.step, SECONDS if found else 8.0, self.besides[bool(found)], found)
             self.step += 1
             for _ in range(4):
                 await asyncio.sleep(0)

@@ -273,7 +273,8 @@ class JobState:
         if len(closed.reports) == len(session.world.seats):
             self.guarded(self.stragglers.observe, plan, closed.reports)
             if not session.lost:
-                self.guarded(self.ladder.stepped, line.step, line.seconds, self.stragglers.stragglers)
+                beside = min(report.reduce_seconds for report in closed.reports.values())
+                self.guarded(self.ladder.stepped, line.step, line.seconds, beside, self.stragglers.stragglers)
         self.tracking.add(line)
         for source in used_up(session.cursors[line.step], session.cursors[session.book.open]):
             passes = f"its maxPasses, {source.epoch}, are used up"

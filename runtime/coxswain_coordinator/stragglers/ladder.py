@@ -14,6 +14,7 @@ from statistics import median
 
 from coxswain.config import JobConfig
 from coxswain.ladder.decide import decide
+from coxswain.ladder.drag import slowest
 from coxswain.ladder.speeds import bucket, speed_of
 from coxswain.ladder.values import (
     LEAST_GAIN,
@@ -30,6 +31,7 @@ from coxswain.layout import Device, Layout
 from coxswain.planlog import Generation
 from coxswain.wire import NodeRequest, World
 from coxswain_coordinator.capacity import devices_of
+from coxswain_coordinator.stragglers.drag import Drag
 from coxswain_coordinator.stragglers.guard import Guard
 from coxswain_coordinator.stragglers.offers import offers
 from coxswain_coordinator.stragglers.words import Straggler
@@ -90,6 +92,7 @@ class Ladder:
         self._options: Options | None = None
         self._changes: list[Change] = []
         self._recent: list[float] = []
+        self._drag = Drag()
         self._expected: Expected | None = None
         self._leaving = False
         self._task: asyncio.Task[None] | None = None
@@ -131,6 +134,7 @@ class Ladder:
         else:
             self._expected = None
         self._recent, self._options, self._leaving = [], None, False
+        self._drag.enter()
         self._settle_request()
         if not self._least_gain and not self._joins():
             self._plan(self._home, self.speeds)  # while the world forms
@@ -147,12 +151,13 @@ class Ladder:
         self._since = {device: min(since, step) for device, since in self._since.items()}
         self._changes = [replace(change, step=min(change.step, step)) for change in self._changes]
 
-    def stepped(self, step: int, seconds: float, stragglers: Sequence[Straggler]) -> None:
-        """A closed step took so many seconds; `stragglers`: all that are confirmed."""
+    def stepped(self, step: int, seconds: float, beside: float, stragglers: Sequence[Straggler]) -> None:
+        """A closed step took so many seconds, `beside` of them besides tasks; `stragglers`: all that are confirmed."""
         if not self.climbs or self._home is None:
             return
         self._step, self._recent = step, [*self._recent[1 - MEASURED_STEPS :], seconds]
         self._learn(self._home, stragglers)
+        self._drag.stepped(beside, slowest(self._home.record.layout, self.speeds))
         self._compare()
         self._decide(self._home)
 
@@ -214,6 +219,7 @@ class Ladder:
         speeds, action = self.speeds, self._job.stragglers.action
         return View(
             action=action, step=self._step + 1, layout=home.record.layout, seconds=median(self._recent[-_RECENT:]),
+            beside=self._drag.beside, drag=self._drag.value,
             speeds=speeds, planned=self._planned, least_gain=self._least_gain, since=self._since, nodes=home.nodes,
             options=self._options, changes=tuple(self._changes),
             replace=REPLACE_SECONDS if action == "ReplaceNode" and self.request is None else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -32,7 +33,9 @@ from coxswain.planlog import Generation
 from coxswain.wire import NodeRequest, World
 from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.stragglers.drag import Drag
+from coxswain_coordinator.stragglers.figures import Measured
 from coxswain_coordinator.stragglers.guard import Guard
+from coxswain_coordinator.stragglers.judge import JUDGED, judged
 from coxswain_coordinator.stragglers.offers import offers
 from coxswain_coordinator.stragglers.words import Straggler
 
@@ -45,6 +48,7 @@ _RECENT = 5  # steps whose median is the seconds of a step
 _CHANGES = 64  # that are remembered
 
 Offers = Callable[[JobConfig, int, Layout, Speeds, float], Options]
+Judge = Callable[[JobConfig, int, Options, Sequence[Sequence[int]]], Options]
 Beside = Callable[..., Awaitable[Options]]
 RequestLayout = Callable[[Layout, str], None]
 RecordEvent = Callable[[str, str], None]
@@ -78,9 +82,11 @@ class Ladder:
     def __init__(
         self, job: JobConfig, request_layout: RequestLayout, record_event: RecordEvent,
         beside: Beside = asyncio.to_thread, planner: Offers = offers, joins: Callable[[], bool] = lambda: False,
+        judge: Judge = judged,
     ) -> None:  # fmt: skip
         """`joins`: whether a trainer has registered that the next world takes in, whatever is planned for this one."""
         self._job, self._request_layout, self._beside, self._planner = job, request_layout, beside, planner
+        self._judge = judge
         self._record_event, self._guarded, self._joins = record_event, Guard(), joins
         self.request: NodeRequest | None = None
         self._home: Home | None = None
@@ -93,6 +99,7 @@ class Ladder:
         self._changes: list[Change] = []
         self._recent: list[float] = []
         self._drag = Drag()
+        self._lengths = deque[tuple[int, ...]](maxlen=JUDGED)
         self._expected: Expected | None = None
         self._leaving = False
         self._task: asyncio.Task[None] | None = None
@@ -151,13 +158,15 @@ class Ladder:
         self._since = {device: min(since, step) for device, since in self._since.items()}
         self._changes = [replace(change, step=min(change.step, step)) for change in self._changes]
 
-    def stepped(self, step: int, seconds: float, beside: float, stragglers: Sequence[Straggler]) -> None:
-        """A closed step took so many seconds, `beside` of them besides tasks; `stragglers`: all that are confirmed."""
+    def stepped(self, closed: Measured, stragglers: Sequence[Straggler]) -> None:
+        """`stragglers`: all that are confirmed."""
         if not self.climbs or self._home is None:
             return
-        self._step, self._recent = step, [*self._recent[1 - MEASURED_STEPS :], seconds]
+        self._step, self._recent = closed.step, [*self._recent[1 - MEASURED_STEPS :], closed.seconds]
+        if closed.lengths:
+            self._lengths.append(closed.lengths)
         self._learn(self._home, stragglers)
-        self._drag.stepped(beside, slowest(self._home.record.layout, self.speeds))
+        self._drag.stepped(closed.beside, slowest(self._home.record.layout, self.speeds))
         self._compare()
         self._decide(self._home)
 
@@ -237,6 +246,8 @@ class Ladder:
         try:
             asked = home.vocabulary, home.record.layout, speeds, self._least_gain
             found = await self._beside(self._planner, self._job, *asked)
+            if self._lengths:
+                found = await self._beside(self._judge, self._job, home.vocabulary, found, tuple(self._lengths))
         except Exception as error:  # training goes on as it is
             self._warn(f"{type(error).__name__}: {error}")
             found = Options(home.record.layout, speeds, 1.0, 1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import isfinite
 
 from coxswain.ladder.values import LEAST_GAIN, Kind, Option, Options, Speeds
 from coxswain.layout import Device, Layout, Replica
@@ -17,7 +16,7 @@ from coxswain.plan.layouts.search import search, without
 from coxswain.plan.layouts.settle import Draft
 
 FORM = 1.0  # seconds that forming the next world takes beside what moves
-_MOST_ASIDE = 4  # layouts without the slowest devices
+_MOST_ASIDE = 2  # layouts without the slowest devices: at 1,024 devices what moves takes a second of CPU for each
 
 
 def at_speeds(costs: Costs, speeds: Speeds) -> Costs:
@@ -34,11 +33,7 @@ def at_speeds(costs: Costs, speeds: Speeds) -> Costs:
 def options_for(
     costs: Costs, current: Layout, speeds: Speeds, form: float = FORM, least_gain: float = LEAST_GAIN
 ) -> Options:
-    """`costs`: of the cluster with every device at speed 1. None is searched where none can gain.
-
-    Only layouts that are faster, and the one without the slow replicas: that may be faster for what slow devices cost
-    besides tasks, which `decide` judges.
-    """
+    """`costs`: of the cluster with every device at speed 1. Only layouts that are faster; none is searched where none can be."""
     now = at_speeds(costs, speeds)
     running = draft_of(now, current)
     kept = data_only(now, running)
@@ -48,8 +43,7 @@ def options_for(
     found: list[tuple[Kind, Draft | None]] = [("Layers", levelled(now, running)), ("Groups", _searched(now, running))]
     better = [(kind, draft) for kind, draft in found if draft and draft.seconds < stay * (1 - least_gain)]
     layouts = tuple(_option(now, running, kind, draft, form) for kind, draft in better)
-    aside = without_slow(now, current, speeds, stay, form) if isfinite(stay) else []
-    return Options(current, dict(speeds), stay, healthy, (*layouts, *aside))
+    return Options(current, dict(speeds), stay, healthy, layouts)
 
 
 def surviving(current: Layout, devices: Collection[Device]) -> Layout | None:
@@ -70,8 +64,9 @@ def without_lost(costs: Costs, current: Layout, speeds: Speeds, form: float = FO
 def without_slow(costs: Costs, current: Layout, speeds: Speeds, stay: float, form: float = FORM) -> list[Option]:
     """The replicas without the slowest devices, as they are, then without the next slowest too. `costs`: at these speeds.
 
-    `stay`: finite seconds of a step as it is. The options' follow from it by the replicas' rates: micro-batches are dealt
-    too coarsely to compare layouts that differ in little else.
+    They compute less, but may be faster for what slow devices cost besides tasks (`drag.py`). `stay`: finite seconds of a
+    step as it is. Those of the options follow from it by the replicas' rates: micro-batches are dealt too coarsely to
+    compare layouts that differ in little else.
     """
     seated = [speeds.get(seat.device, 1.0) for seat in current.ranks()]
     limits = sorted({speed for speed in seated if 0 < speed < 1})[:_MOST_ASIDE]
@@ -85,12 +80,11 @@ def _aside(
     """Devices of at most this speed go on standby. None: so do all replicas, or the others lack the memory."""
     every = {*current.standby, *(seat.device for seat in current.ranks())}
     left = surviving(current, [device for device in every if speeds.get(device, 1.0) > limit])
-    draft = settled(costs, left) if left else None
-    if left is None or draft is None:
+    if left is None or not all(_fits(costs, replica, len(left.replicas)) for replica in left.replicas):
         return None
     idle = every - {seat.device for seat in left.ranks()}
     layout = Layout(left.replicas, tuple(sorted(d for d in idle if speeds.get(d, 1.0) > 0)))
-    running = draft_of(costs, current)
+    running, draft = draft_of(costs, current), draft_of(costs, left)
     before, after = (sum(1 / chain.pace for chain in each.chains) for each in (running, draft))
     return Option("Groups", layout, stay * before / after, form + migration(costs, running, draft).seconds)
 

@@ -12,13 +12,14 @@ from typing import Any, get_args
 import pytest
 
 from coxswain.ladder import options as ladder_options
-from coxswain.ladder.decide import DWELL, FORGET, decide
+from coxswain.ladder.decide import DWELL, FORGET, decide, differing, slow
 from coxswain.ladder.lead import LONG, PLANNED, heeds_suspects, steps_until_placed, waits_for_reports
 from coxswain.ladder.options import FORM, at_speeds, draft_of, options_for, surviving, without_lost
-from coxswain.ladder.speeds import STEP, bucket
+from coxswain.ladder.speeds import STEP, bucket, speed_of
 from coxswain.ladder.standby import EVERY, MOST_DWELL, Waiting, due
 from coxswain.ladder.values import (
     LEAST_GAIN,
+    REPLACE_SECONDS,
     Action,
     Change,
     Keep,
@@ -277,6 +278,36 @@ def test_the_second_replacement_for_one_device_must_save_twice_as_much() -> None
     one = view(action="ReplaceNode", steps=90, planned={SLOW: 0.5}, replace=150.0, options=nothing, changes=before)
     assert isinstance(decide(replace(one, replace=135.0)), ReplaceNode)
     assert decide(one) == Keep()
+
+
+def test_a_change_of_layout_does_not_delay_a_replacement() -> None:
+    nothing = replace(options({SLOW: 0.5}), layouts=())
+    before = (Change(1, "Groups", frozenset({SLOW})),)
+    one = view(action="ReplaceNode", steps=100, planned={SLOW: 0.5}, replace=300.0, options=nothing, changes=before)
+    assert isinstance(decide(one), ReplaceNode)
+
+
+def test_a_change_for_another_device_does_not_delay_one() -> None:
+    other = (Change(95, "Groups", frozenset({DEVICES[5]})),)
+    assert isinstance(decide(view(steps=400, changes=other)), Relayout)
+    assert decide(view(steps=400, changes=(Change(95, "Groups", frozenset({SLOW})),))) == Keep()
+
+
+def test_a_device_at_speed_one_is_not_slow_and_one_that_is_not_named_is_at_speed_one() -> None:
+    assert differing({SLOW: 1.0}, {}) == differing({}, {SLOW: 1.0}) == slow({SLOW: 1.0}) == frozenset()
+    assert differing({SLOW: 0.5}, {}) == differing({}, {SLOW: 0.5}) == {SLOW}
+
+
+def test_the_constants_are_those_of_the_pages() -> None:
+    assert (PLANNED, LONG, REPLACE_SECONDS, LEAST_GAIN) == (2, 1.0, 300.0, 0.005)
+    assert [speed_of(power) for power in (0, 1, 28)] == [1.0, 0.952381, 0.255094]
+
+
+@pytest.mark.parametrize("slowdown", [1.05, 1.2, 2.0, 12.53])
+def test_options_are_faster_than_staying_by_the_least_gain(slowdown: float) -> None:
+    costs, layout = healthy()
+    found = options_for(costs, layout, {Device(0, 3): 1 / slowdown})
+    assert all(option.seconds < found.stay * (1 - LEAST_GAIN) for option in found.layouts)
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(0.0, False), (LONG - 0.001, False), (LONG, True), (60.0, True)])

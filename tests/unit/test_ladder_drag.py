@@ -137,6 +137,25 @@ def test_the_drag_is_kept_in_the_next_world_and_what_a_healthy_step_takes_is_not
     assert learned((5, 0.04, 1.0), (5, 0.04, 4.0), drag=found).value == 0.0
 
 
+def test_a_device_that_is_slow_again_does_not_lose_its_drag_before_five_such_steps() -> None:
+    found = learned((5, 0.05, 1.0), (5, 0.2, 4.0), (5, 0.05, 1.0), (4, 0.2, 2.0))
+    assert (found.value, found.beside) == (pytest.approx(1.0), 0.0)
+
+
+def test_a_median_is_of_sixteen_steps_at_most() -> None:
+    assert learned((8, 1.0, 1.0), (8, 3.0, 1.0)).beside == 2.0
+    assert learned((8, 1.0, 1.0), (9, 3.0, 1.0)).beside == 3.0
+
+
+def test_a_pipelines_healthy_devices_stand_by_with_its_slow_one() -> None:
+    deep = uniform_layout(DEVICES, 5, pipeline=2)
+    speeds = {deep.replicas[0].stages[1].devices[0]: 0.25}
+    costs = costs_of([[1 / speeds.get(device, 1.0) for device in DEVICES]])
+    (option,) = without_slow(costs, deep, speeds, 12.0)
+    assert option.layout.replicas == deep.replicas[1:]
+    assert set(option.layout.standby) == {device for s in deep.replicas[0].stages for device in s.devices}
+
+
 def offered(job, vocabulary, layout: Layout, speeds, least_gain) -> Options:
     """Two replicas compute in 10 what one computes in 10.5."""
     aside = Layout(layout.replicas[:1], (SECOND,))
@@ -151,4 +170,5 @@ async def test_a_running_job_leaves_a_device_out_by_what_it_has_measured(tmp_pat
     await j.run(60)
     assert [layout.standby for layout, _ in j.asked] == ([(SECOND,)] if left else [])
     if left:
+        assert j.ladder._drag.beside == 1.0, "of the world that it is in"
         assert "is predicted to save 0.590 of 10.000 s of each step" in j.asked[0][1]

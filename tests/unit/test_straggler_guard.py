@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from coxswain.config import StragglerConfig
 from coxswain.ladder.decide import decide
+from coxswain_coordinator.stragglers.guard import Guard
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import ONSET, begun, holds, register, run_steps, training
 from tests.unit.ladder_samples import Job, at_once, nothing, offered
@@ -51,6 +52,21 @@ async def test_an_error_in_what_watches_slow_devices_is_logged_once_and_training
     assert lines == [
         "slow devices: ZeroDivisionError: of seconds; nothing is done about them in this step, and training goes on"
     ]
+
+
+def test_a_guarded_call_says_whether_it_went_well_and_errors_of_two_lines_are_two(caplog):
+    def inner(number: int) -> None:
+        if number == 1:
+            raise ZeroDivisionError("one")
+        if number == 2:
+            raise ZeroDivisionError("two")
+
+    guarded = Guard()
+    found = [guarded(lambda n=number: inner(n)) for number in (0, 1, 2, 1, 2)]
+    assert found == [True, False, False, False, False]
+    assert [r.getMessage().split("; ")[0] for r in caplog.records] == [
+        "slow devices: ZeroDivisionError: one", "slow devices: ZeroDivisionError: two",
+    ]  # fmt: skip
 
 
 async def test_an_error_as_the_ladder_decides_on_a_plan_leaves_it_able_to_decide_later(tmp_path, monkeypatch, caplog):

@@ -70,6 +70,23 @@ def test_without_steps_options_stay_as_they_are(tmp_path):
     assert judged(job_of(tmp_path), 320, given, []) == given
 
 
+def test_without_steps_a_layout_that_cannot_stay_keeps_its_options(tmp_path):
+    given = options((THREE, 6.0), stay=inf)
+    assert judged(job_of(tmp_path), 320, given, []) == given
+
+
+def test_options_stay_as_they_are_where_the_present_layout_cannot_hold_a_step(tmp_path):
+    given = options((THREE, 6.0))
+    assert judged(job_of(tmp_path), 320, given, [*STEPS, [4097]]) == given
+
+
+def test_a_slow_device_with_few_layers_does_not_hold_its_pipeline_up(tmp_path):
+    few, half = (Replica((Stage((SLOW,), 0, n), Stage((DEVICES[2],), n, 4))) for n in (1, 2))
+    rest = (WHOLE.replicas[0], WHOLE.replicas[3])
+    found = judged(job_of(tmp_path), 320, options((Layout((few, *rest)), 6.0), (Layout((half, *rest)), 6.0)), STEPS)
+    assert found.layouts[0].seconds < found.layouts[1].seconds
+
+
 def test_where_staying_is_impossible_it_stays_so_and_options_are_judged(tmp_path):
     job = job_of(tmp_path)
     found = judged(job, 320, options((THREE, 6.0), stay=inf), STEPS)

@@ -69,7 +69,7 @@ def without_slow(costs: Costs, current: Layout, speeds: Speeds, stay: float, for
     compare layouts that differ in little else.
     """
     seated = [speeds.get(seat.device, 1.0) for seat in current.ranks()]
-    limits = sorted({speed for speed in seated if 0 < speed < 1})[:_MOST_ASIDE]
+    limits = sorted({speed for speed in seated if speed < 1})[:_MOST_ASIDE]
     found = (_aside(costs, current, speeds, limit, stay, form) for limit in limits)
     return [option for option in found if option]
 

@@ -12,9 +12,9 @@ _KEPT = 0.75  # steps that a slowdown may be from the power in force
 
 def bucket(slowdown: float, before: int) -> int:
     """The power of STEP next to a slowdown; that of before, as long as it is near enough."""
-    exact = log(max(slowdown, 1.0)) / log(STEP)
     if slowdown <= 1.0:
         return 0
+    exact = log(slowdown) / log(STEP)
     return before if before and abs(exact - before) <= _KEPT else max(1, round(exact))
 
 

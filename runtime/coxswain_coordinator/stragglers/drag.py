@@ -17,22 +17,24 @@ class Drag:
 
     def __init__(self) -> None:
         self.value = 0.0
-        self._slowdown = 1.0
-        self._healthy = 0.0  # seconds; 0: not seen in this world
-        self._recent: list[float] = []
+        self.enter()
 
     def enter(self) -> None:
         """A new world, maybe of other ranks: what it takes without a slow device is not known."""
-        self._slowdown, self._healthy, self._recent = 1.0, 0.0, []
+        self._slowdown: float | None = None
+        self._healthy: float | None = None  # seconds; None: not seen in this world
+        self._recent: list[float] = []
 
     def stepped(self, seconds: float, slowdown: float) -> None:
         """A step took so many seconds besides tasks; `slowdown` is that of the slowest device with a seat."""
         if slowdown != self._slowdown:
             self._slowdown, self._recent = slowdown, []
         self._recent = [*self._recent[1 - _MOST :], seconds]
-        if self.beside and slowdown == 1:
+        if not self.beside:
+            return
+        if slowdown == 1:
             self._healthy = self.beside
-        elif self.beside and self._healthy:
+        elif self._healthy:
             self.value = drag_of(self._healthy, self.beside, slowdown)
 
     @property

@@ -82,8 +82,8 @@ def _by_replica(plan: StepPlan, replicas: int) -> tuple[Floats, Floats]:
     """
     work, longest = np.zeros(replicas), np.full(replicas, np.nan)
     for task in plan.tasks:
-        slowest = min((plan.speeds[r] for r in task.replicas), default=1.0) if plan.speeds else 1.0
-        tokens = max((plan.sequence(s.sequence).tokens for s in task.slices), default=0)
+        slowest = min(plan.speeds[r] for r in task.replicas) if plan.speeds else 1.0
+        tokens = max(plan.sequence(s.sequence).tokens for s in task.slices)
         for replica in task.replicas:
             work[replica] += task.seconds * slowest
             longest[replica] = np.fmax(longest[replica], tokens)

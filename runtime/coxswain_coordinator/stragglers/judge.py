@@ -56,5 +56,5 @@ def _seconds(job: JobConfig, layout: Layout, speeds: Speeds, steps: Sequence[Seq
 def _speeds(job: JobConfig, layout: Layout, speeds: Speeds) -> tuple[float, ...]:
     """Of the replicas, as plans have them."""
     seats, parts = layout.ranks(), shares(layout, job.model)
-    slowdowns = np.array([parts.get(seat.rank, 1.0) / speeds.get(seat.device, 1.0) for seat in seats])
+    slowdowns = np.array([parts[seat.rank] / speeds.get(seat.device, 1.0) for seat in seats])
     return replica_speeds(slowdowns, seats, ())

@@ -1,0 +1,42 @@
+"""What detection and the ladder read of a closed step."""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec.structs import replace
+
+from coxswain.membership.values import Sequence
+from coxswain.plan.values import Slice, Task
+from coxswain.wire import TaskTiming
+from coxswain_coordinator.stragglers.figures import Measured, Numbers, measured, places_of, step_of
+from coxswain_coordinator.world.formation import at_checkpoint, next_generation, world_of
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_samples import agents, plan, report
+
+
+def test_the_ladder_reads_the_seconds_of_the_rank_that_waits_for_none_and_the_sequences_tokens():
+    reports = {rank: report(rank, 7, reduce_seconds=seconds) for rank, seconds in enumerate((0.3, 0.1, 0.2))}
+    sequences = tuple(Sequence("code", 0, number, 0, tokens, tokens) for number, tokens in enumerate((12, 5)))
+    assert measured(replace(plan(7), sequences=sequences), reports, 1.5) == Measured(7, 1.5, 0.1, (12, 5))
+
+
+def test_trainers_whose_node_is_not_known_have_one_of_their_own_and_others_share_theirs(tmp_path):
+    job = make_job(tmp_path, trainers=4)
+    record = next_generation(job, 1, "me", agents(4), (), at_checkpoint(job, None))
+    found = places_of(record, ["b", "", "b", ""], Numbers())
+    assert [place.node for place in found] == [0, 1, 0, 2]
+    assert [place.trainer for place in found] == [0, 1, 2, 3]
+
+
+def test_a_step_has_each_ranks_waits_for_peers_and_for_data_and_the_longest_sequence_of_its_replica(tmp_path):
+    job = make_job(tmp_path, trainers=2)
+    record = next_generation(job, 1, "me", agents(2), (), at_checkpoint(job, None))
+    world = world_of(record, agents(2), 320)
+    sequences = tuple(Sequence("code", 0, number, 0, tokens, tokens) for number, tokens in enumerate((12, 5)))
+    task = Task(0, "pack", (0,), tuple(Slice(0, n, 0, s.tokens) for n, s in enumerate(sequences)), 0.5)
+    waits = tuple(TaskTiming(0, kind, 0.0, 1.0, waited) for kind, waited in (("F", 0.1), ("B", 0.2)))
+    reports = {0: report(0, 7, timings=waits, data_wait_seconds=0.4)}
+    found = step_of(replace(plan(7), sequences=sequences, tasks=(task,)), reports, world.seats, {})
+    np.testing.assert_allclose(found.network, [0.3, np.nan])
+    np.testing.assert_allclose(found.host, [0.4, np.nan])
+    np.testing.assert_allclose(found.longest, [12, np.nan])

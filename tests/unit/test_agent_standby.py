@@ -92,8 +92,14 @@ async def test_a_device_on_standby_is_probed_by_a_process_of_its_own_each_time_a
 
 @pytest.mark.parametrize(
     ("action", "devices", "asks"),
-    [("Rebalance", (1,), False), ("Warn", (1,), False), ("Migrate", (), False), ("Migrate", (1,), True), ("ReplaceNode", (1,), True)],
-)  # fmt: skip
+    [
+        ("Rebalance", (1,), False),
+        ("Warn", (1,), False),
+        ("Migrate", (), False),
+        ("Migrate", (1,), True),
+        ("ReplaceNode", (1,), True),
+    ],
+)
 async def test_an_agent_asks_for_probes_only_with_devices_on_standby_and_actions_that_put_slow_ones_there(
     action, devices, asks
 ):

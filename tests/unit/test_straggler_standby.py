@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from coxswain.config import ParallelConfig, StragglerConfig
 from coxswain.errors import Stale
 from coxswain.ladder.values import Option, Options
-from coxswain.layout import Device, Layout
+from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.wire import StandbyProbes
 from coxswain_coordinator.stragglers.aside import UNKNOWN, set_aside
 from coxswain_coordinator.stragglers.standby import StandbyProbing
-from coxswain_coordinator.world.formation import layout_of, world_of
+from coxswain_coordinator.world.formation import layout_of
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import ONSET, moved_to, run_steps, saved_and_moved, training
 from tests.unit.coordinator_samples import agents
@@ -45,17 +45,13 @@ class Probed:
         self.job, self.watch, self.events = Job(folder, **job), Watch(), []
         self.probing = StandbyProbing(self.watch, self.job.ladder, lambda *event: self.events.append(event))
 
-    @property
-    def world(self):
-        return world_of(self.job.record, agents(self.job.trainers), 320)
-
     def wanted(self, trainer: int = 1) -> tuple[int, ...]:
-        return self.probing.wanted(self.world, f"trainer-{trainer}").devices
+        return self.probing.wanted(f"trainer-{trainer}").devices
 
     def probe(self, *slowdowns: float, trainer: int = 1, device: int = 0) -> None:
         for slowdown in slowdowns:
             found = StandbyProbes(self.job.generation, f"trainer-{trainer}", ((device, slowdown),))
-            self.probing.hear(self.world, found)
+            self.probing.hear(found)
 
     async def go_aside(self) -> None:
         self.job.slow = True
@@ -120,6 +116,8 @@ async def test_a_probe_without_anything_to_compare_it_with_counts_for_nothing(tm
     p = await set_apart(tmp_path)
     p.probe(1.0, *[0.0] * 8)
     assert p.aside and p.wanted() == (0,) and p.events == []
+    p.probe(1.0)
+    assert len(p.events) == 1
 
 
 async def test_a_probe_of_a_device_with_a_seat_or_of_another_trainer_counts_for_nothing(tmp_path):
@@ -151,10 +149,30 @@ async def test_a_world_that_is_formed_again_keeps_what_probes_have_said(tmp_path
     assert len(p.events) == 1
 
 
-async def test_another_pod_is_not_asked_for_the_probes_of_the_one_before(tmp_path):
+async def test_a_device_that_is_well_is_planned_with_also_where_no_decision_has_chosen_the_layout(tmp_path):
     p = await set_apart(tmp_path)
-    p.job.enter(p.job.record.layout, [replace(a, pod=f"{a.pod}-again") for a in agents(2)])
+    p.job.asked.clear()
+    stages = tuple(Stage((Device(0, 0),), layer, layer + 1) for layer in range(2))
+    p.job.enter(Layout((Replica(stages),), standby=(SLOW,)))  # as after a loss
+    p.probe(1.0, 1.0)
+    await p.job.run(40)
+    assert not p.aside
+
+
+AGAIN = [replace(agent, pod=f"{agent.pod}-again") for agent in agents(2)]
+
+
+async def test_another_pod_is_not_asked_for_the_probes_of_the_one_before_and_has_never_been_back(tmp_path):
+    p = await set_apart(tmp_path)
+    p.probe(1.0, 1.0)
+    await p.job.run(40)
+    await p.go_aside()
+    assert p.job.ladder.aside.waiting[SLOW].dwell == 4
+    p.job.enter(p.job.record.layout, AGAIN)
     assert p.wanted() == ()
+    p.job.ladder._powers[SLOW] = 9  # it is slow too
+    p.job.enter(p.job.record.layout, AGAIN)
+    assert p.job.ladder.aside.waiting[SLOW].dwell == 2
 
 
 @pytest.mark.parametrize("action", ["None", "Warn", "Rebalance"])
@@ -210,6 +228,22 @@ async def test_under_replace_node_no_node_is_wanted_away_for_a_device_of_which_n
     p = await taken_over(tmp_path, action="ReplaceNode", planner=nothing)
     await p.job.run(400)
     assert p.job.ladder.request is None
+
+
+async def test_under_replace_node_the_node_of_a_slow_device_is_wanted_away_though_of_another_one_nothing_is_known(
+    tmp_path,
+):
+    p = await taken_over(tmp_path, action="ReplaceNode", planner=nothing)
+    for step in range(300):
+        p.job.ladder.stepped(step, 10.0, [with_fields(straggler(2.0, 0), trainer="trainer-0")])
+        await asyncio.sleep(0)
+    assert p.job.ladder.request.node == "node-0"
+
+
+async def test_another_pod_has_no_device_that_an_earlier_coordinator_has_set_aside(tmp_path):
+    p = await taken_over(tmp_path)
+    p.job.enter(p.job.record.layout, AGAIN)
+    assert p.wanted() == () and p.job.ladder.speeds == {}
 
 
 def test_only_a_device_that_would_work_in_the_jobs_own_layout_has_been_set_aside(tmp_path):

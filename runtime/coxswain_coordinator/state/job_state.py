@@ -248,9 +248,9 @@ class JobState:
 
     def add_probes(self, found: StandbyProbes) -> ProbesWanted:
         """Of devices on standby. The reply says which ones to probe next."""
-        world = self.current_session(found.generation).world
-        self.guarded(self._standby.hear, world, found)
-        return self._standby.wanted(world, found.trainer)
+        self.current_session(found.generation)
+        self.guarded(self._standby.hear, found)
+        return self._standby.wanted(found.trainer)
 
     def add_delivered(self, served: DeliveredDigests) -> None:
         try:

@@ -161,11 +161,9 @@ class Ladder:
         self._since[device] = self._step
         if heard == "Well":
             self._powers.pop(device, None)
-            self._planned = {device: before, **self._planned}
-            self._settle_request()
+            self._planned = {device: before, **self._planned}  # also where no decision has chosen the layout
         else:
             self._powers[device] = bucket(slowdown, 0)
-            self._planned = {**self._planned, device: speed_of(self._powers[device])}
         return heard == "Well"
 
     def stepped(self, step: int, seconds: float, stragglers: Sequence[Straggler]) -> None:

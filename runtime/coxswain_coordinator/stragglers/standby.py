@@ -6,7 +6,8 @@ import logging
 import math
 
 from coxswain.layout import Device
-from coxswain.wire import ProbesWanted, StandbyProbes, World
+from coxswain.wire import ProbesWanted, StandbyProbes
+from coxswain_coordinator.state.registry import index_of
 from coxswain_coordinator.stragglers.ladder import Ladder
 from coxswain_coordinator.stragglers.watch import RecordEvent, StragglerWatch
 from coxswain_coordinator.stragglers.words import returned
@@ -20,26 +21,27 @@ class StandbyProbing:
     def __init__(self, watch: StragglerWatch, ladder: Ladder, record_event: RecordEvent) -> None:
         self._watch, self._ladder, self._record_event = watch, ladder, record_event
 
-    def wanted(self, world: World, trainer: str) -> ProbesWanted:
+    def wanted(self, trainer: str) -> ProbesWanted:
         """The devices of this trainer that are to be probed next."""
-        waiting = self._ladder.aside.waiting
-        return ProbesWanted(tuple(sorted(d.device for d in waiting if world.trainers[d.trainer] == trainer)))
+        return ProbesWanted(tuple(sorted(self._waiting(trainer))))
 
-    def hear(self, world: World, found: StandbyProbes) -> None:
+    def _waiting(self, trainer: str) -> dict[int, Device]:
+        index = index_of(trainer)
+        return {device.device: device for device in self._ladder.aside.waiting if device.trainer == index}
+
+    def hear(self, found: StandbyProbes) -> None:
         """Only devices that wait count: others work, or were never slow."""
-        waiting = self._ladder.aside.waiting
-        mine = {d.device: d for d in waiting if world.trainers[d.trainer] == found.trainer}
+        waiting = self._waiting(found.trainer)
         for number, seconds in found.seconds:
-            if number in mine:
-                self._judge(world, mine[number], seconds)
+            if number in waiting:
+                self._judge(f"{found.trainer} device {number}", waiting[number], seconds)
 
-    def _judge(self, world: World, device: Device, seconds: float) -> None:
+    def _judge(self, name: str, device: Device, seconds: float) -> None:
         """Without anything to compare with a probe says nothing."""
         slowdown = self._watch.slowdown_aside(device, seconds)
         if math.isnan(slowdown):
             return
         waiting = self._ladder.aside.waiting[device]
-        name = f"{world.trainers[device.trainer]} device {device.device}"
         log.info("%s on standby: its probe takes %.2f x as long as one of a healthy device", name, slowdown)
         if self._ladder.probed(device, slowdown):
             self._record_event("StragglerRecovered", returned(name, waiting.dwell), False)

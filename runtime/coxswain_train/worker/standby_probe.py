@@ -12,7 +12,6 @@ import torch
 
 from coxswain.exits import Exit
 from coxswain_link.environment import Environment, leave, run_service
-from coxswain_train.agent.forkserver import MESSAGE
 from coxswain_train.cgroup import CoreShare
 from coxswain_train.engine.probe import Probe, busy_seconds
 from coxswain_train.worker.assignments import ENV_CHANNEL, Probed
@@ -28,7 +27,7 @@ def work() -> NoReturn:
 def main(env: Environment) -> int:
     """Touches the device only once the agent knows of this process, which may need the device for a worker."""
     with socket.socket(fileno=int(os.environ[ENV_CHANNEL])) as agent, suppress(OSError):  # the agent is gone
-        if agent.recv(MESSAGE):
+        if agent.recv(1):
             device = device_of(env.job.parallelism.hardware)
             seconds = busy_seconds(Probe(device), CoreShare() if device.type == "cpu" else None)
             agent.send(msgspec.json.encode(Probed(seconds)))

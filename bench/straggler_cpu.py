@@ -1,6 +1,6 @@
 """A straggler on real processes: four replicas of `cox run`, one of which is throttled to a part of its share of a core.
 
-In each round the same steps run on equal devices, with our action Rebalance, and by the rivals: rigid (action None), data-only
+In each round the same steps run on equal devices, with our action Migrate, and by the rivals: rigid (action None), data-only
 (whole sequences are weighed by speed, none is shared), and without the device (three replicas). Restarting
 without the device is that, less the seconds that `cox run` takes to its first step. Each worker has a control group with the
 same share; the throttled one's is cut once its history is known. All loads are equal but for what each balance makes of
@@ -34,6 +34,7 @@ SLOW = 1  # the trainer that is throttled
 ONSET = 20  # steps: longer than detection learns a device's history for
 WITHIN = 20  # steps from onset in which it must be planned around
 DEADLINE = 900.0
+ACTIONS = {"ours": "Migrate", "rebalance": "Rebalance", "data-only": "Rebalance"}  # of runs that act
 RIVALS = ("rigid", "data-only", "drop-device", "restart")
 
 
@@ -59,7 +60,7 @@ def job_of(folder: Path, name: str, options: argparse.Namespace) -> list[dict[st
         model={"config": MODEL},
         batch={"tokensPerStep": options.tokens, "maxSequenceTokens": options.longest},
         stop={"steps": 100_000},
-        stragglers={"action": "Rebalance" if name in ("ours", "data-only") else "None"},
+        stragglers={"action": ACTIONS.get(name, "None")},
     )
     spec = found[-1]["spec"]
     spec["checkpoint"]["everySteps"] = 100_000
@@ -82,7 +83,7 @@ def measure(folder: Path, name: str, shares: Shares, options: argparse.Namespace
         first = time.monotonic() - began
         reach(run, cox, ONSET)
         onset = max(run.steps()) + 1
-        if name in ("ours", "rigid", "data-only"):
+        if name in (*ACTIONS, "rigid"):
             shares.limit(SLOW, options.share / options.slowdown)
         reach(run, cox, onset + options.settle + options.steps)
         same = _by_trainer(cox.pid) == found

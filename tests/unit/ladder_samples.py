@@ -13,6 +13,7 @@ from coxswain.ladder.values import Option, Options
 from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.stragglers.values import Cause
 from coxswain_coordinator.capacity import devices_of
+from coxswain_coordinator.stragglers.figures import Measured
 from coxswain_coordinator.stragglers.ladder import Ladder
 from coxswain_coordinator.stragglers.words import Straggler
 from coxswain_coordinator.world.formation import at_checkpoint, next_generation, world_of
@@ -45,6 +46,8 @@ class Job:
     slow: bool = True
     step: int = 0
     onset: int = 0
+    lengths: tuple[int, ...] = ()  # of each step's sequences
+    besides: tuple[float, float] = (0.0, 0.0)  # of a step's seconds, without and with the slow device
     generation: int = 0
     asked: list[tuple[Layout, str]] = field(default_factory=list)
     events: list[tuple[str, str]] = field(default_factory=list)
@@ -90,7 +93,8 @@ class Job:
         for _ in range(steps):
             working = {seat.device for seat in self.record.layout.ranks()}
             found = [straggler(self.factor, self.onset)] if self.slow and SLOW in working else []
-            self.ladder.stepped(self.step, SECONDS if found else 8.0, found)
+            seconds, beside = SECONDS if found else 8.0, self.besides[bool(found)]
+            self.ladder.stepped(Measured(self.step, seconds, beside, self.lengths), found)
             self.step += 1
             for _ in range(4):
                 await asyncio.sleep(0)

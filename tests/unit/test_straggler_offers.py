@@ -30,9 +30,9 @@ def test_offers_are_layouts_of_the_same_devices_on_which_the_longest_sequence_fi
     short, long = cluster_job(tmp_path), cluster_job(tmp_path, max_sequence_tokens=1024)
     layout, speeds = layout_of(short), {Device(0, 1): 0.1}
     found = offers(short, 320, layout, speeds)
-    assert found.layouts and found.stay > found.healthy
+    assert found.stay > found.healthy and min(o.seconds for o in found.layouts) < found.stay
     for option in found.layouts:
-        assert devices_of(option.layout) == devices_of(layout) and option.seconds < found.stay
+        assert devices_of(option.layout) == devices_of(layout)
         assert runs(short, layout, option.layout)
     assert not capacity_fault(long, layout)
     assert all(not capacity_fault(long, o.layout) for o in offers(long, 320, layout, speeds).layouts)
@@ -131,3 +131,17 @@ def test_a_gain_below_what_a_search_is_worth_is_offered_after_a_loss_alone(tmp_p
     offers(job, 320, BOTH, {}, 0.0)
     offers(job, 320, BOTH, {})
     assert asked == [0.0, LEAST_GAIN]
+
+
+def test_the_layout_without_the_slow_replica_is_offered_though_it_computes_less(tmp_path):
+    job = make_job(tmp_path, trainers=4, parallelism=ParallelConfig(tokens_per_replica=256, hardware="a100-80g"))
+    whole = next_generation(job, 1, "me", agents(4), (), at_checkpoint(job, None)).layout
+    slow = Device(1, 0)
+    found = offers(job, 320, whole, {slow: 0.25})
+    (aside,) = (
+        o
+        for o in found.layouts
+        if o.layout.standby == (slow,) and o.layout.replicas == whole.replicas[:1] + whole.replicas[2:]
+    )
+    assert aside.seconds > found.stay
+    assert not any(o.layout.standby for o in offers(job, 320, whole, {}).layouts)

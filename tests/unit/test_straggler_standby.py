@@ -15,6 +15,7 @@ from coxswain.ladder.values import Option, Options
 from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.wire import StandbyProbes
 from coxswain_coordinator.stragglers.aside import UNKNOWN, set_aside
+from coxswain_coordinator.stragglers.figures import Measured
 from coxswain_coordinator.stragglers.standby import StandbyProbing
 from coxswain_coordinator.world.formation import layout_of
 from tests.unit.coordinator_fakes import make_job
@@ -208,7 +209,7 @@ async def test_a_new_coordinator_plans_for_another_slow_device_with_next_to_no_s
     tmp_path,
 ):
     p = await taken_over(tmp_path, planner=nothing)
-    p.job.ladder.stepped(0, 10.0, [with_fields(straggler(2.0, 0), trainer="trainer-0")])
+    p.job.ladder.stepped(Measured(0, 10.0, 0.0, ()), [with_fields(straggler(2.0, 0), trainer="trainer-0")])
     await asyncio.sleep(0)
     ((_, _, speeds, _),) = p.job.inputs
     assert speeds == {Device(0, 0): pytest.approx(0.5, rel=0.03), SLOW: UNKNOWN}
@@ -235,7 +236,7 @@ async def test_under_replace_node_the_node_of_a_slow_device_is_wanted_away_thoug
 ):
     p = await taken_over(tmp_path, action="ReplaceNode", planner=nothing)
     for step in range(300):
-        p.job.ladder.stepped(step, 10.0, [with_fields(straggler(2.0, 0), trainer="trainer-0")])
+        p.job.ladder.stepped(Measured(step, 10.0, 0.0, ()), [with_fields(straggler(2.0, 0), trainer="trainer-0")])
         await asyncio.sleep(0)
     assert p.job.ladder.request.node == "node-0"
 

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
+from coxswain.ladder.drag import dragged, slowest
 from coxswain.ladder.values import (
     LEAST_GAIN,
     Change,
@@ -24,7 +25,7 @@ from coxswain.ladder.values import (
     Speeds,
     View,
 )
-from coxswain.layout import Device
+from coxswain.layout import Device, Layout
 
 ALIKE = 1.04  # speeds within this factor are the same to a layout
 DWELL = 8  # steps between two changes for the sake of one device; doubled each time
@@ -70,25 +71,37 @@ def _relayout(view: View, options: Options) -> Relayout | None:
     due = [o for o in options.layouts if _due(o, options, view, math.inf if back else steps, factor)]
     if not due:
         return None
-    best = min(due, key=lambda o: _cost_so_far(o, options, view.seconds, steps))
-    return Relayout(best.kind, best.layout, _gain(best, options, view.seconds), best.change, devices)
+    best = min(due, key=lambda o: _cost_so_far(o, options, view, steps))
+    return Relayout(best.kind, best.layout, _gain(best, options, view), best.change, devices)
 
 
 def _due(option: Option, options: Options, view: View, steps: float, factor: int) -> bool:
-    gain = _gain(option, options, view.seconds)
+    gain = _gain(option, options, view)
     if math.isinf(gain):
         return True
     return gain > 0 and gain >= view.least_gain * view.seconds and steps * gain >= factor * option.change
 
 
-def _gain(option: Option, options: Options, seconds: float) -> float:
-    """Seconds a step: the planner's ratio, of the step as it is. Infinite where staying is impossible."""
-    return math.inf if math.isinf(options.stay) else seconds * (1 - option.seconds / options.stay)
+def _gain(option: Option, options: Options, view: View) -> float:
+    """Seconds a step: the planner's ratio, of the tasks as they are, and what slow devices drag no more, or begin to drag.
+
+    Infinite where staying is impossible.
+    """
+    if math.isinf(options.stay):
+        return math.inf
+    tasks = (view.seconds - view.beside) * (1 - option.seconds / options.stay)
+    return tasks + view.beside - _beside_in(option.layout, view)
 
 
-def _cost_so_far(option: Option, options: Options, seconds: float, steps: int) -> float:
-    scale = 1.0 if math.isinf(options.stay) else seconds / options.stay
-    return max(1, steps) * option.seconds * scale + option.change
+def _beside_in(layout: Layout, view: View) -> float:
+    """Seconds of a step besides tasks in another layout."""
+    now, then = (dragged(view.drag, slowest(each, view.speeds)) for each in (view.layout, layout))
+    return view.beside * then / now
+
+
+def _cost_so_far(option: Option, options: Options, view: View, steps: int) -> float:
+    after = option.seconds if math.isinf(options.stay) else view.seconds - _gain(option, options, view)
+    return max(1, steps) * after + option.change
 
 
 def _steps_since(view: View, devices: Iterable[Device]) -> int:

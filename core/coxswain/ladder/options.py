@@ -16,6 +16,7 @@ from coxswain.plan.layouts.search import search, without
 from coxswain.plan.layouts.settle import Draft
 
 FORM = 1.0  # seconds that forming the next world takes beside what moves
+_MOST_ASIDE = 2  # layouts without the slowest devices: at 1,024 devices what moves takes a second of CPU for each
 
 
 def at_speeds(costs: Costs, speeds: Speeds) -> Costs:
@@ -58,6 +59,34 @@ def without_lost(costs: Costs, current: Layout, speeds: Speeds, form: float = FO
     left = surviving(current, [seat.device for seat in current.ranks() if speeds.get(seat.device, 1.0) > 0])
     draft = settled(now, left) if left else None
     return None if draft is None else _option(now, draft_of(now, current), "Groups", draft, form)
+
+
+def without_slow(costs: Costs, current: Layout, speeds: Speeds, stay: float, form: float = FORM) -> list[Option]:
+    """The replicas without the slowest devices, as they are, then without the next slowest too. `costs`: at these speeds.
+
+    They compute less, but may be faster for what slow devices cost besides tasks (`drag.py`). `stay`: finite seconds of a
+    step as it is. Those of the options follow from it by the replicas' rates: micro-batches are dealt too coarsely to
+    compare layouts that differ in little else.
+    """
+    seated = [speeds.get(seat.device, 1.0) for seat in current.ranks()]
+    limits = sorted({speed for speed in seated if 0 < speed < 1})[:_MOST_ASIDE]
+    found = (_aside(costs, current, speeds, limit, stay, form) for limit in limits)
+    return [option for option in found if option]
+
+
+def _aside(
+    costs: Costs, current: Layout, speeds: Speeds, limit: float, stay: float, form: float
+) -> Option | None:  # fmt: skip
+    """Devices of at most this speed go on standby. None: so do all replicas, or the others lack the memory."""
+    every = {*current.standby, *(seat.device for seat in current.ranks())}
+    left = surviving(current, [device for device in every if speeds.get(device, 1.0) > limit])
+    if left is None or not all(_fits(costs, replica, len(left.replicas)) for replica in left.replicas):
+        return None
+    idle = every - {seat.device for seat in left.ranks()}
+    layout = Layout(left.replicas, tuple(sorted(d for d in idle if speeds.get(d, 1.0) > 0)))
+    running, draft = draft_of(costs, current), draft_of(costs, left)
+    before, after = (sum(1 / chain.pace for chain in each.chains) for each in (running, draft))
+    return Option("Groups", layout, stay * before / after, form + migration(costs, running, draft).seconds)
 
 
 def settled(costs: Costs, layout: Layout) -> Draft | None:

@@ -60,7 +60,8 @@ class Change:
 class View:
     """One moment of a job, between two steps. `step`: the next one; all before it are done. Steps count from the job's first.
 
-    `seconds`: of a step at present. `planned`: the speeds that the layout was chosen for.
+    `seconds`: of a step at present, `beside`: those of them that are besides tasks; `drag`: as in `drag.py`.
+    `planned`: the speeds that the layout was chosen for.
     `least_gain`: of a step, of a change that is worth while; none where the layout was taken at once, without a search.
     `since`: by device, the first step at its present speed. `replace`: seconds that replacing a node takes until
     training goes on; None where no other node fits.
@@ -72,6 +73,8 @@ class View:
     seconds: float
     speeds: Speeds
     planned: Speeds
+    beside: float = 0.0
+    drag: float = 0.0
     least_gain: float = LEAST_GAIN
     since: Mapping[Device, int] = field(default_factory=dict)
     nodes: Mapping[Device, str] = field(default_factory=dict)

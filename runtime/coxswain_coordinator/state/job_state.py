@@ -48,6 +48,7 @@ from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.trainers import Trainers, forget
 from coxswain_coordinator.steps import seconds_beside_tasks, with_prediction, with_utilisation
 from coxswain_coordinator.store_executor import StoreExecutor
+from coxswain_coordinator.stragglers.figures import measured
 from coxswain_coordinator.stragglers.guard import Guard
 from coxswain_coordinator.stragglers.ladder import Ladder
 from coxswain_coordinator.stragglers.standby import StandbyProbing
@@ -283,7 +284,9 @@ class JobState:
         if len(closed.reports) == len(session.world.seats):
             self.guarded(self.stragglers.observe, plan, closed.reports)
             if not session.lost:
-                self.guarded(self.ladder.stepped, line.step, line.seconds, self.stragglers.stragglers)
+                self.guarded(
+                    self.ladder.stepped, measured(plan, closed.reports, line.seconds), self.stragglers.stragglers
+                )
         self.tracking.add(line)
         for source in used_up(session.cursors[line.step], session.cursors[session.book.open]):
             passes = f"its maxPasses, {source.epoch}, are used up"

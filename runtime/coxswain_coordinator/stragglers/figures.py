@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from msgspec import UnsetType
@@ -11,6 +12,16 @@ from coxswain.layout import Layout, Seat
 from coxswain.planlog import Generation
 from coxswain.stragglers.values import Floats, Place, Step
 from coxswain.wire import StepPlan, StepReport
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A closed step: its seconds, those of them that are besides tasks, and the tokens of its sequences."""
+
+    step: int
+    seconds: float
+    beside: float = 0.0
+    lengths: tuple[int, ...] = ()
 
 
 class Numbers(dict[str, int]):
@@ -39,6 +50,12 @@ def _shape(layout: Layout, seat: Seat) -> str:
     """Only ranks with as many layers, shared by as many devices, are compared: what the cost model has wrong they share."""
     stage = layout.replicas[seat.replica].stages[seat.stage]
     return f"{stage.stop - stage.start}/{len(stage.devices)}"
+
+
+def measured(plan: StepPlan, reports: Mapping[int, StepReport], seconds: float) -> Measured:
+    """What the ladder reads of a closed step. The rank that is the last to begin the work besides tasks waits for no other."""
+    beside = min(report.reduce_seconds for report in reports.values())
+    return Measured(plan.step, seconds, beside, tuple(sequence.tokens for sequence in plan.sequences))
 
 
 def step_of(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from coxswain.config import JobConfig
 from coxswain.ladder.decide import decide
+from coxswain.ladder.drag import slowest
 from coxswain.ladder.speeds import bucket, speed_of
 from coxswain.ladder.values import (
     LEAST_GAIN,
@@ -31,7 +33,10 @@ from coxswain.planlog import Generation
 from coxswain.wire import NodeRequest, World
 from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.stragglers.aside import DevicesAside
+from coxswain_coordinator.stragglers.drag import Drag
+from coxswain_coordinator.stragglers.figures import Measured
 from coxswain_coordinator.stragglers.guard import Guard
+from coxswain_coordinator.stragglers.judge import JUDGED, judged
 from coxswain_coordinator.stragglers.offers import offers
 from coxswain_coordinator.stragglers.words import Straggler
 
@@ -44,6 +49,7 @@ _RECENT = 5  # steps whose median is the seconds of a step
 _CHANGES = 64  # that are remembered
 
 Offers = Callable[[JobConfig, int, Layout, Speeds, float], Options]
+Judge = Callable[[JobConfig, int, Options, Sequence[Sequence[int]]], Options]
 Beside = Callable[..., Awaitable[Options]]
 RequestLayout = Callable[[Layout, str], None]
 RecordEvent = Callable[[str, str], None]
@@ -77,9 +83,11 @@ class Ladder:
     def __init__(
         self, job: JobConfig, request_layout: RequestLayout, record_event: RecordEvent,
         beside: Beside = asyncio.to_thread, planner: Offers = offers, joins: Callable[[], bool] = lambda: False,
+        judge: Judge = judged,
     ) -> None:  # fmt: skip
         """`joins`: whether a trainer has registered that the next world takes in, whatever is planned for this one."""
         self._job, self._request_layout, self._beside, self._planner = job, request_layout, beside, planner
+        self._judge = judge
         self._record_event, self._guarded, self._joins = record_event, Guard(), joins
         self.request: NodeRequest | None = None
         self._home: Home | None = None
@@ -91,6 +99,8 @@ class Ladder:
         self._options: Options | None = None
         self._changes: list[Change] = []
         self._recent: list[float] = []
+        self._drag = Drag()
+        self._lengths = deque[tuple[int, ...]](maxlen=JUDGED)
         self._expected: Expected | None = None
         self._leaving = False
         self._task: asyncio.Task[None] | None = None
@@ -137,6 +147,7 @@ class Ladder:
         else:
             self._expected = None
         self._recent, self._options, self._leaving = [], None, False
+        self._drag.enter()
         self._settle_request()
         if not self._least_gain and not self._joins():
             self._plan(self._home, self.speeds)  # while the world forms
@@ -166,12 +177,15 @@ class Ladder:
             self._powers[device] = bucket(slowdown, 0)
         return heard == "Well"
 
-    def stepped(self, step: int, seconds: float, stragglers: Sequence[Straggler]) -> None:
-        """A closed step took so many seconds; `stragglers`: all that are confirmed."""
+    def stepped(self, closed: Measured, stragglers: Sequence[Straggler]) -> None:
+        """`stragglers`: all that are confirmed."""
         if not self.climbs or self._home is None:
             return
-        self._step, self._recent = step, [*self._recent[1 - MEASURED_STEPS :], seconds]
+        self._step, self._recent = closed.step, [*self._recent[1 - MEASURED_STEPS :], closed.seconds]
+        if closed.lengths:
+            self._lengths.append(closed.lengths)
         self._learn(self._home, stragglers)
+        self._drag.stepped(closed.beside, slowest(self._home.record.layout, self.speeds))
         self._compare()
         self._decide(self._home)
 
@@ -233,6 +247,7 @@ class Ladder:
         speeds, action = self.speeds, self._job.stragglers.action
         return View(
             action=action, step=self._step + 1, layout=home.record.layout, seconds=median(self._recent[-_RECENT:]),
+            beside=self._drag.beside, drag=self._drag.value,
             speeds=speeds, planned=self._planned, least_gain=self._least_gain, since=self._since, nodes=home.nodes,
             options=self._options, changes=tuple(self._changes),
             replace=REPLACE_SECONDS if action == "ReplaceNode" and self.request is None else None,
@@ -250,6 +265,8 @@ class Ladder:
         try:
             asked = home.vocabulary, home.record.layout, speeds, self._least_gain
             found = await self._beside(self._planner, self._job, *asked)
+            if self._lengths:
+                found = await self._beside(self._judge, self._job, home.vocabulary, found, tuple(self._lengths))
         except Exception as error:  # training goes on as it is
             self._warn(f"{type(error).__name__}: {error}")
             found = Options(home.record.layout, speeds, 1.0, 1.0)

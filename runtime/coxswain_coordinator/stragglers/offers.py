@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import isfinite
 
 from msgspec.structs import replace as with_fields
 
 from coxswain.config import JobConfig
-from coxswain.ladder.options import at_speeds, options_for
+from coxswain.ladder.options import at_speeds, options_for, without_slow
 from coxswain.ladder.values import LEAST_GAIN, Options, Speeds
 from coxswain.layout import Device, Layout, capacities_of
 from coxswain.plan.layouts.cluster import Cluster, DeviceState, Node
@@ -21,8 +22,11 @@ _LEAST = 4  # micro-batches of a replica: plans deal tokens more finely than the
 def offers(job: JobConfig, vocabulary: int, layout: Layout, speeds: Speeds, least_gain: float = LEAST_GAIN) -> Options:
     """Options from this layout at these speeds; those of lost devices are 0. Raises Refused where no layout fits."""
     costs = costs_of(job, vocabulary, layout, speeds)
-    found = options_for(costs, layout, _with_missing(costs, layout, speeds), least_gain=least_gain)
-    fit = tuple(o for o in found.layouts if runs(job, layout, o.layout))
+    all_speeds = _with_missing(costs, layout, speeds)
+    found = options_for(costs, layout, all_speeds, least_gain=least_gain)
+    now = at_speeds(costs, all_speeds)
+    aside = without_slow(now, layout, all_speeds, found.stay) if isfinite(found.stay) else []
+    fit = tuple(o for o in (*found.layouts, *aside) if runs(job, layout, o.layout))
     return replace(found, speeds=dict(speeds), layouts=fit)
 
 

@@ -7,7 +7,6 @@ import math
 
 from coxswain.layout import Device
 from coxswain.wire import ProbesWanted, StandbyProbes
-from coxswain_coordinator.state.registry import index_of
 from coxswain_coordinator.stragglers.ladder import Ladder
 from coxswain_coordinator.stragglers.watch import RecordEvent, StragglerWatch
 from coxswain_coordinator.stragglers.words import returned
@@ -26,8 +25,7 @@ class StandbyProbing:
         return ProbesWanted(tuple(sorted(self._waiting(trainer))))
 
     def _waiting(self, trainer: str) -> dict[int, Device]:
-        index = index_of(trainer)
-        return {device.device: device for device in self._ladder.aside.waiting if device.trainer == index}
+        return {d.device: d for d in self._ladder.aside.waiting if f"trainer-{d.trainer}" == trainer}
 
     def hear(self, found: StandbyProbes) -> None:
         """Only devices that wait count: others work, or were never slow."""

@@ -289,7 +289,7 @@ class Ladder:
         self._request_layout(
             rung.layout,
             f"because of {because}: {rung.layout.summary()} is predicted to save {rung.gain:.3f} of {before:.3f} s of "
-            f"each step, for {rung.cost:.1f} s once{self._aside(rung.layout)}",
+            f"each step, for {rung.cost:.1f} s once{self._standby_words(rung.layout)}",
         )
 
     def _words(self, devices: frozenset[Device]) -> str:
@@ -299,7 +299,7 @@ class Ladder:
         losses = [f"the loss of {', '.join(f'trainer-{index}' for index in gone)}"] if gone else []
         return " and ".join([*map(_name, sorted(devices - self._home.lost)), *losses])
 
-    def _aside(self, layout: Layout) -> str:
+    def _standby_words(self, layout: Layout) -> str:
         """What becomes of devices that go on standby."""
         assert self._home
         idle = sorted(set(layout.standby) - set(self._home.record.layout.standby))

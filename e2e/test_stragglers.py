@@ -73,7 +73,7 @@ def planned_from(job: Job) -> int | None:
 
 
 def test_a_throttled_trainer_is_found_and_planned_around_in_the_same_containers(job: Job) -> None:
-    """A device that the layout then leaves without work is not measured, so no event ends this straggler."""
+    """No event ends this straggler: it is throttled to the last step, also where the layout leaves it without work."""
     started(job, stragglers={"action": "Migrate"}, trainers=BOUNDS)
     before, pod = containers(job), next(p for p in job.pods("trainer") if p["metadata"]["name"].endswith("-1-0"))
     first = max(job.digests())

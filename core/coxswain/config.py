@@ -213,6 +213,11 @@ class StragglerConfig(msgspec.Struct, frozen=True, kw_only=True):
     threshold_percent: int = 10
     window_steps: int = 3
 
+    @property
+    def changes_layouts(self) -> bool:
+        """Whether slow devices go on standby, and come back."""
+        return self.action in ("Migrate", "ReplaceNode")
+
 
 class RecoveryConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`copies`: each rank keeps one of another rank's shard of the state."""

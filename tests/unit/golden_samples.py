@@ -37,6 +37,8 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "GET /v1/loaders": wire.LoaderAddresses,
     "one of GET /v1/loaders": wire.LoaderAddress,
     "POST /v1/exits": wire.WorkerExit,
+    "POST /v1/probes": wire.StandbyProbes,
+    "reply to POST /v1/probes": wire.ProbesWanted,
     "GET /v1/shares": wire.Shares,
     "POST /v1/indexed": wire.Indexed,
     "GET /v1/blocks": wire.SourceBlocks,

@@ -52,6 +52,7 @@ class Job:
     asked: list[tuple[Layout, str]] = field(default_factory=list)
     events: list[tuple[str, str]] = field(default_factory=list)
     held: asyncio.Event | None = None
+    adopted: Layout | None = None  # of the world that is there as the coordinator starts
 
     def __post_init__(self) -> None:
         batch = replace(make_job(self.folder).batch, max_sequence_tokens=128)
@@ -62,7 +63,7 @@ class Job:
             self.job, lambda *request: self.asked.append(request), lambda *event: self.events.append(event),
             self.beside, self.planner, lambda: self.joins,
         )  # fmt: skip
-        self.enter()
+        self.enter(self.adopted)
 
     @property
     def plans(self) -> int:

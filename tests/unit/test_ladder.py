@@ -16,7 +16,7 @@ from coxswain.ladder.decide import DWELL, FORGET, decide, differing, slow
 from coxswain.ladder.lead import LONG, PLANNED, heeds_suspects, steps_until_placed, waits_for_reports
 from coxswain.ladder.options import FORM, at_speeds, draft_of, options_for, surviving, without_lost
 from coxswain.ladder.speeds import STEP, bucket, speed_of
-from coxswain.ladder.standby import EVERY, MOST_DWELL, Waiting, due
+from coxswain.ladder.standby import EVERY, MOST_DWELL, Standby, Waiting, due
 from coxswain.ladder.values import (
     LEAST_GAIN,
     REPLACE_SECONDS,
@@ -442,6 +442,39 @@ def test_a_standby_device_is_back_after_two_healthy_probes_then_four_at_most_six
 def test_one_slow_probe_begins_the_dwell_again_and_gives_the_speed() -> None:
     one = Waiting(since=0, speed=0.3).probed(1.0).probed(2.0)
     assert (one.healthy, one.speed) == (0, 0.5)
+
+
+def test_a_slow_device_waits_on_standby_until_it_is_well_and_longer_after_each_return() -> None:
+    standby, took = Standby(), []
+    for _ in range(3):
+        standby.settle({SLOW: 0.5, Device(1, 1): 0.5}, (SLOW, Device(0, 0)), 7)
+        assert list(standby.waiting) == [SLOW] and standby.waiting[SLOW].since == 7
+        took.append(next(n for n in range(1, 99) if standby.probed(SLOW, 1.0)))
+        assert not standby.waiting
+    assert took == [2, 4, 8]
+
+
+def test_a_device_keeps_what_its_probes_have_said_as_long_as_it_is_slow_and_on_standby() -> None:
+    standby = Standby()
+    standby.settle({SLOW: 0.5}, (SLOW,), 7)
+    standby.probed(SLOW, 1.0)
+    standby.settle({SLOW: 0.25}, (SLOW,), 9)
+    assert standby.waiting == {SLOW: Waiting(7, 0.25, 1)}
+    standby.settle({SLOW: 0.25}, (), 11)
+    assert not standby.waiting
+
+
+def test_the_devices_of_another_pod_have_never_been_back() -> None:
+    standby, other = Standby(), Device(1, 1)
+    both = {SLOW: 0.5, other: 0.5}
+    standby.settle(both, tuple(both), 0)
+    for device in (SLOW, SLOW, other, other):
+        standby.probed(device, 1.0)
+    standby.keep([other])
+    standby.settle(both, tuple(both), 9)
+    assert [standby.waiting[device].dwell for device in (SLOW, other)] == [2, 4]
+    standby.keep([other])
+    assert list(standby.waiting) == [other]
 
 
 def test_standby_devices_are_probed_every_four_steps_each_in_its_own() -> None:

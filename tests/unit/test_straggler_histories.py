@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.detect import ONSET, switches
+from bench.detect import ONSET, Run, switches
 from coxswain.stragglers.baseline import Baseline
 from coxswain.stragglers.detector import Detector
 from coxswain.stragglers.values import State, Step, Thresholds
@@ -96,6 +96,41 @@ def test_new_devices_begin_without_a_history_and_lost_ones_are_forgotten() -> No
     kept = [*run.detector.places[8:], *(msgspec.structs.replace(p, trainer=99) for p in run.detector.places[:8])]
     report = run.detector.moved(kept).observe(Step(60, np.ones(64), np.ones(64)))
     assert not report.states.any()
+
+
+def on_standby(run: Run) -> tuple[Detector, tuple[int, int]]:
+    """The detector of a world in which one of the devices has no rank, and the name of that device."""
+    places = run.detector.places
+    device = places[FIRST].trainer, places[FIRST].device
+    return run.detector.moved([p for p in places if (p.trainer, p.device) != device], standby=[device]), device
+
+
+def test_a_device_on_standby_is_compared_with_its_own_first_probe_and_those_of_ranks() -> None:
+    run = running(noise=0.0)
+    run.world.natural[:] = 1.0
+    detector, device = on_standby(run)
+    detector._aside[device], ranks = 0.4, detector._probes.first
+    ranks[:] = 0.2
+    assert detector.slowdown_aside(device, 0.4) == pytest.approx(1.0)  # as slow as it always was
+    assert detector.slowdown_aside(device, 0.8) == pytest.approx(2.0)
+    assert detector.slowdown_aside(device, 0.2) == pytest.approx(0.5)
+    detector._aside[device] = 0.1
+    assert detector.slowdown_aside(device, 0.2) == pytest.approx(1.05)  # peers may be slower by so much
+    assert detector.slowdown_aside((99, 0), 0.3) == pytest.approx(1.5)  # peers alone
+    ranks[:] = np.nan
+    assert np.isnan(detector.slowdown_aside((99, 0), 0.3)), "nothing is known to compare with"
+    assert all(np.isnan(detector.slowdown_aside(device, seconds)) for seconds in (0.0, -1.0, np.inf, np.nan))
+
+
+def test_a_device_keeps_its_first_probe_on_standby_and_takes_it_back_into_a_seat() -> None:
+    run = running()
+    places, first = run.detector.places, run.detector._probes.first[FIRST]
+    assert first > 0
+    detector, device = on_standby(run)
+    detector = detector.moved(detector.places, standby=[device])
+    assert detector.moved(places)._probes.first[FIRST] == first
+    gone = detector.moved(detector.places)
+    assert np.isnan(gone.moved(places)._probes.first[FIRST]), "a device that leaves the layout is forgotten"
 
 
 def test_a_straggler_long_without_relapse_is_soon_normal_again_the_next_time() -> None:

@@ -27,7 +27,7 @@ async def test_a_straggler_that_costs_more_than_the_change_leads_to_one_change_t
     assert layout.standby == (SLOW,) and devices_of(layout) == {Device(0, 0), SLOW}
     assert why == (
         "because of trainer-1 device 0: 1 x tp1pp1 is predicted to save 2.000 of 10.000 s of each step, for 5.0 s once; "
-        "trainer-1 device 0 goes on standby: not probed, until its pod or the job's size is another one"
+        "trainer-1 device 0 goes on standby: probed now and then, and planned with again once it is well"
     )
 
 

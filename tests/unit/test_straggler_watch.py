@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from coxswain.config import StragglerConfig
 from coxswain.ladder.speeds import STEP, bucket
+from coxswain.layout import Device, Layout
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
 from coxswain.planlog import Generation
@@ -67,10 +68,10 @@ class Cluster:
         self.watch = StragglerWatch(config, clock, record, self.gauge, self.accelerators)
         self.enter(agents(self.trainers))
 
-    def enter(self, members) -> None:
+    def enter(self, members, layout: Layout | None = None) -> None:
         """The next world begins with the next step."""
         self.generation += 1
-        record = next_generation(self.job, self.generation, "me", members, (), at_checkpoint(self.job, None))
+        record = next_generation(self.job, self.generation, "me", members, (), at_checkpoint(self.job, None), layout)
         record = replace(record, first_step=self.step)
         self.world = world_of(record, members, 320)
         self.watch.enter(record, self.world, [f"node-{n}" for n in range(len(record.trainers))], {})
@@ -140,6 +141,18 @@ def test_what_a_straggler_computes_stays_measured_by_its_work_once_plans_give_it
     c.run(40)
     assert c.reasons == ["StragglerDetected", "StragglerRecovered"]
     assert (c.watch.speeds, c.watch.reports, c.gauge.series) == ((), (), {})
+
+
+def test_a_device_on_standby_is_compared_with_its_own_first_probe(tmp_path):
+    c = Cluster(tmp_path, slow={1: 1.08})  # for good: less than makes a straggler
+    c.run(HEALTHY)
+    assert 1 in c.probed[-1][1]
+    whole = c.world.layout
+    c.enter(agents(4), replace(whole, replicas=(*whole.replicas[:1], *whole.replicas[2:]), standby=(Device(1, 0),)))
+    assert c.watch.slowdown_aside(Device(1, 0), 1.08 * PROBE) == pytest.approx(1.0)
+    assert c.watch.slowdown_aside(Device(1, 0), 2.16 * PROBE) == pytest.approx(2.0)
+    c.enter([replace(agent, pod=f"{agent.pod}-again") for agent in agents(4)], c.world.layout)
+    assert np.isnan(c.watch.slowdown_aside(Device(1, 0), PROBE))
 
 
 def test_the_times_of_64_steps_are_remembered_and_no_more(tmp_path):

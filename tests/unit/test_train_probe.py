@@ -16,7 +16,7 @@ from bench.cpu_shares import Shares
 from coxswain_train import cgroup
 from coxswain_train.cgroup import CoreShare
 from coxswain_train.engine import probe
-from coxswain_train.engine.probe import Probe, fastest
+from coxswain_train.engine.probe import BUSY_SECONDS, Probe, busy_seconds, fastest
 
 OF_PROCESS = "12:cpuset:/\n4:cpu,cpuacct:/kube/pod-1\n0::/kube/pod-1\n"
 
@@ -78,6 +78,27 @@ def test_a_quota_makes_a_process_slow_and_others_that_want_its_processor_do_not(
 def test_a_process_that_could_run_half_of_the_time_is_half_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "fastest", lambda _: 3.0)
     assert Probe(torch.device("cpu")).seconds(0.5) == 6.0
+
+
+def test_a_process_that_only_probes_is_timed_over_periods_of_a_quota_and_the_fastest_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A probe of 0.1 s on the wall, of which the quota lets a quarter run."""
+    now, took = [0.0], iter([3.0, 2.0, 4.0, 2.5, 3.5, 1.0])
+
+    def multiply(_: object) -> float:
+        now[0] += 0.1
+        return next(took)
+
+    monkeypatch.setattr(probe, "fastest", multiply)
+    share = CoreShare(lambda: 0.75 * now[0], lambda: 0.25 * now[0])
+    cpu = Probe(torch.device("cpu"))
+    assert busy_seconds(cpu, share, lambda: now[0]) == pytest.approx(4 * 2.0)
+    assert now[0] == pytest.approx(BUSY_SECONDS)
+    now[0] = 0.0
+    assert next(took) == 1.0
+    monkeypatch.setattr(probe, "fastest", lambda _: 3.0)
+    assert busy_seconds(cpu, None, iter([0.0, 1.0]).__next__) == 3.0
 
 
 @pytest.mark.parametrize(("each", "calls"), [(0.0005, 17), (0.004, 4), (0.1, 2)])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
 
-from coxswain.ladder.decide import decide, slow
+from coxswain.ladder.decide import decide
 from coxswain.ladder.lead import heeds_suspects, steps_until_placed
 from coxswain.ladder.options import at_speeds, can_gain, draft_of, options_for, without_lost
 from coxswain.ladder.speeds import bucket, speed_of
-from coxswain.ladder.standby import Waiting, due
+from coxswain.ladder.standby import Standby, due
 from coxswain.ladder.values import LEAST_GAIN, Action, Change, Options, Plan, Relayout, ReplaceNode, Speeds, View
 from coxswain.layout import Device, Layout
 from coxswain.plan.layouts.result import layout_of
@@ -36,8 +35,7 @@ class Ours:
         self._placed: dict[Device, float] = {}
         self._planned: dict[Device, float] = {}
         self._since: dict[Device, int] = {}
-        self._waiting: dict[Device, Waiting] = {}
-        self._returns: dict[Device, int] = {}
+        self._standby = Standby()
         self._changes: list[Change] = []
         self._recent: list[float] = []
         self._ready: tuple[float, Options] | None = None  # what is being planned, and until when
@@ -96,14 +94,11 @@ class Ours:
 
     def _attend(self, run: Run) -> None:
         """Standby devices are probed now and then, beside training."""
-        for device in due(self._waiting, run.steps):
+        for device in due(self._standby.waiting, run.steps):
             slowdown = self._senses.aside(run, device)
-            waiting = self._waiting[device].probed(slowdown) if math.isfinite(slowdown) else self._waiting[device]
-            self._waiting[device] = waiting
-            if waiting.back:
+            if math.isfinite(slowdown) and self._standby.probed(device, slowdown):
                 self._powers.pop(device, None)
-                self._since[device], self._returns[device] = run.steps, waiting.returns + 1
-                del self._waiting[device]
+                self._since[device] = run.steps
 
     def _act(self, run: Run) -> None:
         if self._ready and run.now >= self._ready[0]:
@@ -168,7 +163,6 @@ class Ours:
         self._spares.append(run.timeline.replaced(node, run.now))
         self._replaced[node] = self._replaced.get(node, 0) + 1
         self._powers = {d: power for d, power in self._powers.items() if d.trainer != node}
-        self._waiting = {d: w for d, w in self._waiting.items() if d.trainer != node}
         self._since |= dict.fromkeys(rung.devices, run.steps + 1)
         planned = self._planned
         self._enter(run, self._layout, run.settings.replace, "replacement")
@@ -182,10 +176,7 @@ class Ours:
         self._placed, self._planned = dict(self._speeds), dict(self._speeds)
         self._begin(run, draft)
         assert self._layout
-        for device in slow(self._speeds) & set(self._layout.standby):
-            known = self._waiting.get(device) or Waiting(run.steps, 0.0, 0, self._returns.get(device, 0))
-            self._waiting[device] = replace(known, speed=self._speeds[device])
-        self._waiting = {d: w for d, w in self._waiting.items() if d in self._layout.standby}
+        self._standby.settle(self._speeds, self._layout.standby, run.steps)
 
     def lost(self, run: Run) -> bool:
         """Survivors go on from memory; without copies, or after a second loss meanwhile, from the checkpoint.

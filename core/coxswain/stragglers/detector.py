@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class Detector:
         self._lengths, self._probes = LengthFit(ranks), Probes([p.kind for p in places], t)
         self._last, self._waits = LastStage(places), Waits(ranks, t.learn, t.n, t.waits)
         self._seconds = np.zeros(ranks)  # of the last step
+        self._aside: dict[tuple[int, int], float] = {}  # first probes of devices on standby
         self._recent, self._rates = np.full((ranks, max(t.n, t.window)), np.nan), np.full((ranks, t.n), np.nan)
 
     def observe(self, step: Step) -> Report:
@@ -108,11 +109,18 @@ class Detector:
         """Of confirmed ranks, by rank; 1 of all others."""
         return np.where(self._states.confirmed, self._states.slowdowns, 1.0)
 
-    def moved(self, places: Sequence[Place], first_step: int | None = None) -> Detector:
+    def slowdown_aside(self, device: tuple[int, int], seconds: float) -> float:
+        """Of the probe of a device on standby, beside first ones: its own and those of ranks. NaN: none is known."""
+        first, seconds = self._aside.get(device, np.nan), seconds if 0 < seconds < float("inf") else np.nan
+        return self._probes.slowdown_aside(seconds, first)
+
+    def moved(
+        self, places: Sequence[Place], first_step: int | None = None, standby: Collection[tuple[int, int]] = ()
+    ) -> Detector:
         """The detector of the next world: devices keep state and first probe, and history where their role is the same.
 
         A straggler keeps its history in any role: its new role's would begin with slow steps. `first_step`: of that world;
-        None: it repeats no step.
+        None: it repeats no step. `standby`: its devices that are no rank's, by trainer and number, keep their first probes.
         """
         found = Detector(places, self._t)
         ranks = {(p.trainer, p.device): rank for rank, p in enumerate(self.places)}
@@ -122,11 +130,20 @@ class Detector:
             new[mine] = old[theirs]
         if first_step is not None:
             found._states.rewind(first_step)
-        found._probes.first[mine] = self._probes.first[theirs]
+        found._keep_firsts(self._firsts(), standby)
         same = np.array([_role(places[m]) == _role(self.places[o]) for m, o in pairs], dtype=bool)
         kept = same | (self._states.states[theirs] != State.NORMAL)
         found._baseline.take(self._baseline, mine[kept], theirs[kept])
         return found
+
+    def _firsts(self) -> dict[tuple[int, int], float]:
+        """First probes by device."""
+        named = zip(self.places, self._probes.first, strict=True)
+        return self._aside | {(p.trainer, p.device): float(first) for p, first in named}
+
+    def _keep_firsts(self, firsts: Mapping[tuple[int, int], float], standby: Collection[tuple[int, int]]) -> None:
+        self._probes.first[:] = [firsts.get((p.trainer, p.device), np.nan) for p in self.places]
+        self._aside = {device: firsts[device] for device in standby if device in firsts}
 
 
 def _role(place: Place) -> tuple[int, int, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from coxswain.stragglers.medians import Peers, lesser, or_one
+from coxswain.stragglers.medians import Peers, lesser, or_one, row_medians
 from coxswain.stragglers.values import Floats, Ints, Mask, Thresholds
 
 
@@ -28,6 +28,11 @@ class Probes:
         found = lesser(beside, self._own(taken, normal), self._t.allowed)
         self.first = np.where(normal & known & np.isnan(self.first), taken, self.first)
         return found
+
+    def slowdown_aside(self, seconds: float, first: float) -> float:
+        """Of a device that is no rank's, beside the first probes of ranks, and beside its own `first`; NaN: neither is known."""
+        beside = seconds / row_medians(self.first[None, :])
+        return float(lesser(beside, np.array([seconds / first]), self._t.allowed)[0])
 
     def _own(self, taken: Floats, normal: Mask) -> Floats:
         """Less what all ranks share. Without another rank to compare with only a world of one has an answer."""

@@ -140,4 +140,18 @@ class WorkerExit(msgspec.Struct, frozen=True):
     fault: Fault | None = None  # what the worker said last
 
 
+class StandbyProbes(msgspec.Struct, frozen=True):
+    """POST /v1/probes by an agent, now and then: the short probes of devices of its trainer on standby; the first has none."""
+
+    generation: int
+    trainer: str
+    seconds: tuple[tuple[int, float], ...] = ()  # by device of the trainer
+
+
+class ProbesWanted(msgspec.Struct, frozen=True):
+    """Reply to StandbyProbes: the devices of this trainer to probe next, those that were slow."""
+
+    devices: tuple[int, ...]
+
+
 prepare(__name__)

@@ -17,6 +17,7 @@ from coxswain.wire import (
     Indexed,
     JobReport,
     LoaderAddresses,
+    ProbesWanted,
     Register,
     Registered,
     Rendezvous,
@@ -25,6 +26,7 @@ from coxswain.wire import (
     Size,
     SizeReply,
     SourceBlocks,
+    StandbyProbes,
     StepDirective,
     StepPlans,
     StepReport,
@@ -92,6 +94,7 @@ class Handlers:
         service.route(post, "/v1/reports", self.report, StepReport)
         service.route(post, "/v1/saved", self.saved, ShardsSaved)
         service.route(post, "/v1/exits", self.exit, WorkerExit)
+        service.route(post, "/v1/probes", self.probes, StandbyProbes)
         service.route(post, "/v1/stop", self.stop, StopRequest)
         service.route(post, "/v1/size", self.size, Size)
         service.route(get, "/v1/report", self.job_report)
@@ -202,6 +205,10 @@ class Handlers:
 
     async def exit(self, _: web.Request, body: WorkerExit) -> None:
         self._state.add_exit(body)
+
+    async def probes(self, _: web.Request, body: StandbyProbes) -> ProbesWanted:
+        self._check_ended()
+        return self._state.add_probes(body)
 
     # --- the operator and people ------------------------------------------------------------------
 

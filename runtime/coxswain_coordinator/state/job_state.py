@@ -25,9 +25,11 @@ from coxswain.wire import (
     Fault,
     Finished,
     Indexed,
+    ProbesWanted,
     Register,
     Registered,
     ShardsSaved,
+    StandbyProbes,
     StepReport,
     StopRequest,
     WorkerExit,
@@ -49,6 +51,7 @@ from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_coordinator.stragglers.figures import measured
 from coxswain_coordinator.stragglers.guard import Guard
 from coxswain_coordinator.stragglers.ladder import Ladder
+from coxswain_coordinator.stragglers.standby import StandbyProbing
 from coxswain_coordinator.stragglers.watch import StragglerWatch
 from coxswain_coordinator.tracking.sinks import sinks_of
 from coxswain_coordinator.tracking.tracking import Tracking
@@ -97,7 +100,8 @@ class JobState:
             accelerators=device_memory(job.parallelism.hardware) > 0,
         )  # fmt: skip
         self.ladder = Ladder(job, self.request_layout, self.record_event, joins=self._joins)
-        self.guarded = Guard()  # calls of these two
+        self._standby = StandbyProbing(self.stragglers, self.ladder, self.record_event)
+        self.guarded = Guard()  # calls of these three
         self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
@@ -242,6 +246,12 @@ class JobState:
             self.fail(diverged(report, self.manifest))
         session.book.add_report(report)
         self.notifier.notify(Topic.ANY)
+
+    def add_probes(self, found: StandbyProbes) -> ProbesWanted:
+        """Of devices on standby. The reply says which ones to probe next."""
+        self.current_session(found.generation)
+        self.guarded(self._standby.hear, found)
+        return self._standby.wanted(found.trainer)
 
     def add_delivered(self, served: DeliveredDigests) -> None:
         try:

@@ -32,6 +32,7 @@ from coxswain.layout import Device, Layout
 from coxswain.planlog import Generation
 from coxswain.wire import NodeRequest, World
 from coxswain_coordinator.capacity import devices_of
+from coxswain_coordinator.stragglers.aside import DevicesAside
 from coxswain_coordinator.stragglers.drag import Drag
 from coxswain_coordinator.stragglers.figures import Measured
 from coxswain_coordinator.stragglers.guard import Guard
@@ -104,16 +105,17 @@ class Ladder:
         self._leaving = False
         self._task: asyncio.Task[None] | None = None
         self._faults = set[str]()
+        self.aside = DevicesAside()
 
     @property
     def climbs(self) -> bool:
-        return self._job.stragglers.action in ("Migrate", "ReplaceNode")
+        return self._job.stragglers.changes_layouts
 
     @property
     def speeds(self) -> dict[Device, float]:
-        """Of slow devices, and 0 of lost ones."""
+        """Of slow devices and those that an earlier coordinator has set aside, and 0 of lost ones."""
         slow = {device: speed_of(power) for device, power in sorted(self._powers.items())}
-        return slow | dict.fromkeys(sorted(self._home.lost) if self._home else (), 0.0)
+        return slow | dict(self.aside.unknown) | dict.fromkeys(sorted(self._home.lost) if self._home else (), 0.0)
 
     def speeds_of(self, pods: Mapping[int, str]) -> Speeds:
         """Of the slow devices of these pods, by index of the trainer."""
@@ -128,15 +130,19 @@ class Ladder:
         kept = {d for d in here if before and _pod(before.record, d) == _pod(record, d)}
         self._powers = {d: power for d, power in self._powers.items() if d in kept}
         self._rewind(record.first_step)
+        self.aside.enter(self._job, record.layout, kept if before else None)
         if before:  # it cost nothing while it had no work
             idle = set(before.record.layout.standby) - set(record.layout.standby)
             self._since |= dict.fromkeys(idle, record.first_step)
         lost = self._lost_from(before, record)
         self._since |= dict.fromkeys(lost - before.lost if before else lost, record.first_step)
-        self._home = Home(record, world.vocabulary, {d: nodes[d.trainer] for d in here if nodes[d.trainer]}, lost)
+        known = here - set(self.aside.unknown)
+        self._home = Home(record, world.vocabulary, {d: nodes[d.trainer] for d in known if nodes[d.trainer]}, lost)
+        self.aside.settle(self.speeds, record)
         if before is None or before.record.layout != record.layout:
             made = self._expected if self._expected and self._expected.layout == record.layout else None
-            self._planned, self._expected = made.speeds if made else {}, made
+            self._planned = made.speeds if made else self.aside.unknown
+            self._expected = made
             self._least_gain = 0.0 if lost and not made else LEAST_GAIN
         else:
             self._expected = None
@@ -157,6 +163,19 @@ class Ladder:
         """Steps from this one on are done again: what was so then has been so since this one at the latest."""
         self._since = {device: min(since, step) for device, since in self._since.items()}
         self._changes = [replace(change, step=min(change.step, step)) for change in self._changes]
+
+    def probed(self, device: Device, slowdown: float) -> bool:
+        """What a probe says of a device that waits on standby. True: it is well, and the next decision counts it as such."""
+        before, heard = self.speeds[device], self.aside.probed(device, slowdown)
+        if heard == "Waits":
+            return False
+        self._since[device] = self._step
+        if heard == "Well":
+            self._powers.pop(device, None)
+            self._planned = {device: before, **self._planned}  # also where no decision has chosen the layout
+        else:
+            self._powers[device] = bucket(slowdown, 0)
+        return heard == "Well"
 
     def stepped(self, closed: Measured, stragglers: Sequence[Straggler]) -> None:
         """`stragglers`: all that are confirmed."""
@@ -270,7 +289,7 @@ class Ladder:
         self._request_layout(
             rung.layout,
             f"because of {because}: {rung.layout.summary()} is predicted to save {rung.gain:.3f} of {before:.3f} s of "
-            f"each step, for {rung.cost:.1f} s once{self._aside(rung.layout)}",
+            f"each step, for {rung.cost:.1f} s once{self._standby_words(rung.layout)}",
         )
 
     def _words(self, devices: frozenset[Device]) -> str:
@@ -280,13 +299,13 @@ class Ladder:
         losses = [f"the loss of {', '.join(f'trainer-{index}' for index in gone)}"] if gone else []
         return " and ".join([*map(_name, sorted(devices - self._home.lost)), *losses])
 
-    def _aside(self, layout: Layout) -> str:
-        """What becomes of devices that go on standby: no worker runs there that could be probed."""
+    def _standby_words(self, layout: Layout) -> str:
+        """What becomes of devices that go on standby."""
         assert self._home
         idle = sorted(set(layout.standby) - set(self._home.record.layout.standby))
         if not idle:
             return ""
-        return f"; {' and '.join(map(_name, idle))} goes on standby: not probed, until its pod or the job's size is another one"
+        return f"; {' and '.join(map(_name, idle))} goes on standby: probed now and then, and planned with again once it is well"
 
     def _ask(self, home: Home, rung: ReplaceNode) -> None:
         self._remember(Change(self._step + 1, "ReplaceNode", rung.devices))

@@ -13,6 +13,7 @@ import numpy as np
 
 from coxswain.config import StragglerConfig
 from coxswain.ladder.lead import heeds_suspects
+from coxswain.layout import Device
 from coxswain.planlog import Generation
 from coxswain.stragglers.detector import Detector
 from coxswain.stragglers.values import Finding, Report, State, Thresholds
@@ -102,7 +103,7 @@ class StragglerWatch:
         self._ranks, self.speeds, self.probes, self._found = None, (), frozenset(), {}  # all that an error leaves
         places = places_of(record, nodes, self._pods)
         detector = (
-            before.detector.moved(places, record.first_step)
+            before.detector.moved(places, record.first_step, [self._key(record, d) for d in record.layout.standby])
             if before
             else Detector(places, thresholds_of(self._config))
         )
@@ -115,6 +116,15 @@ class StragglerWatch:
             if device in replicas
         }
         self._measure()
+
+    def _key(self, record: Generation, device: Device) -> tuple[int, int]:
+        """By pod and device, as the places of ranks."""
+        return self._pods[record.trainers[device.trainer]], device.device
+
+    def slowdown_aside(self, device: Device, seconds: float) -> float:
+        """Of the probe of a device on standby in this world; NaN: nothing is known to compare it with."""
+        ranks = self._ranks
+        return ranks.detector.slowdown_aside(self._key(ranks.record, device), seconds) if ranks else float("nan")
 
     def observe(self, plan: StepPlan, reports: Mapping[int, StepReport]) -> None:
         """A closed step."""

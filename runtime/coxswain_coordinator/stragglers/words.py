@@ -75,3 +75,7 @@ def detected(found: Straggler, step: int) -> str:
 
 def recovered(found: Straggler, step: int) -> str:
     return f"{found.name} computes at its normal speed again at step {step}; it was {found.slowdown:.2f} x slower"
+
+
+def returned(name: str, probes: int) -> str:
+    return f"{name}, on standby, computes at its normal speed in {probes} probes in a row: layouts are planned with it"

@@ -31,10 +31,13 @@ from coxswain_train import cgroup
 from coxswain_train.agent.devices import fork_server_environment, trainer_devices, worker_environment
 from coxswain_train.agent.network import interface_environment
 from coxswain_train.agent.processes import KILLED, ForkServer, WorkerHandle
+from coxswain_train.agent.standby import PROBE_EVERY, StandbyProber
 
 log = logging.getLogger(__name__)
 
 FORK_SERVER = (sys.executable, "-m", "coxswain_train.agent.forkserver", "coxswain_train.worker.worker")
+
+STANDBY_PROBE = "coxswain_train.worker.standby_probe"
 
 _POLL = 15.0  # seconds of one long poll: the end of a coordinator cuts it short
 POLL_DEADLINE = 0.5  # seconds until a broken poll is noticed
@@ -60,6 +63,7 @@ class Agent:
         give_up: float = _GIVE_UP,
         join_timeout: float = JOIN_TIMEOUT,
         oom_kills: Callable[[], int] = cgroup.oom_kills,
+        probe_every: float = PROBE_EVERY,
     ) -> None:
         self._env, self._client, self._metrics = env, client, metrics
         self._give_up, self._join_timeout = give_up, join_timeout
@@ -71,6 +75,7 @@ class Agent:
         inherited = {**os.environ, **interface_environment(os.environ)}
         self._fork_server = ForkServer(fork_server, fork_server_environment(inherited, self._devices))
         self._workers: dict[WorkerHandle, asyncio.Task[None]] = {}
+        self._standby = StandbyProber(env, client, self._fork_probe, probe_every)
         self._oom_kills, self._known_kills = oom_kills, oom_kills()
         self._oom: Fault | None = None  # of a worker that was killed for its memory
         self.registered = False
@@ -92,6 +97,7 @@ class Agent:
             return await self._leave(ended.finished)
         finally:
             ready.cancel()
+            await self._standby.end()
             await asyncio.gather(*(self._stop_worker(worker) for worker in list(self._workers)))
             await self._fork_server.end()
 
@@ -165,6 +171,7 @@ class Agent:
         """Keeps running workers over into the new world. Those without a seat end first: workers share devices."""
         mine = {s.device.device: s for s in world.seats if world.trainers[s.device.trainer] == self._env.name}
         log.info("world %d: ranks %s on this trainer", world.generation, [s.rank for s in mine.values()])
+        await self._standby.end()
         await asyncio.gather(
             *(self._stop_worker(w) for w in list(self._workers) if not w.is_running or w.device not in mine)
         )
@@ -172,6 +179,8 @@ class Agent:
         kept = {worker.device for worker in self._workers}
         await asyncio.gather(*(self._reseat(worker, mine[worker.device]) for worker in list(self._workers)))
         await asyncio.gather(*(self._seat(seat, first) for device, seat in mine.items() if device not in kept))
+        idle = {d.device for d in world.layout.standby if world.trainers[d.trainer] == self._env.name}
+        self._standby.begin(world.generation, idle)
 
     async def _reseat(self, worker: WorkerHandle, seat: Seat) -> None:
         """Assigns a running worker to the new world; replaces one that does not join (it hangs, or is stopped)."""
@@ -196,6 +205,10 @@ class Agent:
         if not first:
             self._metrics["coxswain_agent_worker_restarts_total"].inc()
         self._count()
+
+    async def _fork_probe(self, device: int) -> WorkerHandle:
+        environment = worker_environment(self._env, device, self._devices)
+        return await self._fork_server.fork(device, environment, STANDBY_PROBE)
 
     async def _watch(self, worker: WorkerHandle) -> None:
         """Reports a worker's exit, also from a world that is over: it may be the user's fault.

@@ -1,7 +1,7 @@
 """The fork server of a trainer's workers: it imports what they need once, and forks a worker at each request of the agent.
 
 Run as `python -m coxswain_train.agent.forkserver MODULE`, with a socket to the agent as standard input.
-A worker is `MODULE.work()`.
+A worker is `MODULE.work()`; a request may name another module.
 Importing torch takes seconds; a fork takes none. The fork server has no threads, so forking is safe.
 """
 
@@ -31,6 +31,7 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True):
     """To the fork server, with two descriptors: the worker's own fault file, and its socket for assignments."""
 
     environment: dict[str, str]
+    module: str = ""  # another one with a `work`; empty: the worker's
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -81,7 +82,7 @@ def _serve(agent: socket.socket, ready: selectors.BaseSelector, work: Callable[[
         agent.close()
         ready.close()
         _init_child(request, descriptors, me)
-        work()
+        (importlib.import_module(request.module).work if request.module else work)()
     for descriptor in descriptors:
         os.close(descriptor)
     handle = os.pidfd_open(pid)

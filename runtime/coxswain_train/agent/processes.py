@@ -164,15 +164,16 @@ class ForkServer:
         self._channel = ours
         asyncio.get_running_loop().add_reader(ours, self._listen)
 
-    async def fork(self, device: int, environment: Mapping[str, str]) -> WorkerHandle:
-        """A new worker, without an assignment yet. Raises Retryable when the fork server ends first."""
+    async def fork(self, device: int, environment: Mapping[str, str], module: str = "") -> WorkerHandle:
+        """A new worker, without an assignment yet, or the work of another module. Raises Retryable when the fork server ends
+        first."""
         await self.warm()
         fault_file = os.memfd_create("coxswain-fault")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
             with theirs:
-                forked = self._request(ForkRequest(dict(environment)), fault_file, theirs)
+                forked = self._request(ForkRequest(dict(environment), module), fault_file, theirs)
             pid, handle = await forked
         except BaseException:
             ours.close()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from coxswain_train.cgroup import CoreShare
 from coxswain_train.parallel.clock import DeviceClock
 
 ROUNDS = 5
@@ -21,6 +22,10 @@ ROUNDS_ON_CPU = 16
 
 MOST_SECONDS = 0.02
 """Of all rounds, where the process has its core: no round begins behind half of it."""
+
+BUSY_SECONDS = 0.5
+"""On the clock on the wall, of a process that does nothing but probe: five periods of a quota, of which the first may be cut
+short. A probe by itself is over before a quota holds it back; an idle accelerator reaches its clocks within this time."""
 
 _SIZES = {"cpu": 320, "cuda": 4096}  # rows and columns: 1 to 3 ms of a core, 0.2 to 1 ms of an accelerator
 
@@ -51,6 +56,17 @@ class Probe:
             self._multiply()
             marks.append(self._clock.mark())
         return min(self._clock.between(a, b) for a, b in itertools.pairwise(marks))
+
+
+def busy_seconds(probe: Probe, share: CoreShare | None, clock: Callable[[], float] = time.monotonic) -> float:
+    """Of one product on a device that nothing else uses: the fastest within BUSY_SECONDS. `share`: on CPU, of the quota."""
+    until, found = clock() + BUSY_SECONDS, list[float]()
+    while not found or clock() < until:
+        found.append(probe.seconds(1.0))
+    if share is None:
+        return min(found)
+    share.step()
+    return min(found) / share.value
 
 
 def fastest(work: Callable[[], None], clock: Callable[[], float] = time.thread_time) -> float:

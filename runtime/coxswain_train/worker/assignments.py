@@ -45,6 +45,12 @@ class Left(msgspec.Struct, frozen=True, tag=True):
     why: str = ""  # it has left unasked: its world broke
 
 
+class Probed(msgspec.Struct, frozen=True, tag=True):
+    """From the process that probes a device on standby: of one product."""
+
+    seconds: float
+
+
 class AssignmentChannel:
     """A worker's end. While the worker is in a world that is over, `abort` is called repeatedly.
 

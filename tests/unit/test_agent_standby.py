@@ -1,0 +1,184 @@
+"""The agent probes devices of its trainer that have no seat, now and then, and leaves nothing of a probe behind."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+
+import pytest
+from msgspec.structs import replace
+
+from coxswain.config import StragglerConfig
+from coxswain.errors import Refused, Stale
+from coxswain.layout import Device, Layout
+from coxswain.wire import ProbesWanted, StandbyProbes
+from coxswain_train.agent import agent as agents
+from coxswain_train.agent.standby import StandbyProber
+from tests.fake_coordinator import FakeCoordinator
+from tests.unit import agent_fakes
+from tests.unit.agent_fakes import TOKEN, Started, environment, world
+from tests.unit.test_agent import FOREVER, is_alive, wait_until, workers
+
+EVERY = 0.05  # seconds between two probes
+
+# A scripted probe: notes its process and device, and answers once the agent lets it begin; then runs the test's program.
+PROBE = """
+import json, os, pathlib, signal, socket
+def work():
+    channel = socket.socket(fileno=int(os.environ["COXSWAIN_ORDERS"]))
+    if channel.recv(4096):
+        note = pathlib.Path(FOLDER, "probe-%d.json" % os.getpid())
+        note.with_suffix(".new").write_text(json.dumps({"pid": os.getpid(), "cuda": os.environ["CUDA_VISIBLE_DEVICES"]}))
+        note.with_suffix(".new").rename(note)
+PROGRAM
+    os._exit(0)
+"""
+ANSWERS = 'channel.send(json.dumps({"type": "Probed", "seconds": 0.25}).encode())'
+
+
+@pytest.fixture
+def coordinator():
+    """Wants every device of the trainer probed, also those that have a seat."""
+    with FakeCoordinator(TOKEN) as coordinator:
+        coordinator.answers["/v1/probes"] = lambda *_: ProbesWanted((0, 1))
+        yield coordinator
+
+
+@pytest.fixture
+def migrating(monkeypatch):
+    monkeypatch.setattr(agent_fakes, "environment", lambda url, index: under("Migrate", url, index))
+
+
+def under(action, url="", index=0):
+    found = environment(url, index)
+    return dataclasses.replace(found, job=replace(found.job, stragglers=StragglerConfig(action=action)))
+
+
+def starting(coordinator, folder, monkeypatch, program=ANSWERS):
+    """An agent with two devices; `aside` is a world in which the second one is on standby."""
+    monkeypatch.setattr(agents, "STANDBY_PROBE", "scripted_probe")
+    started = Started(coordinator.url, folder, "while True: take()", probe_every=EVERY)
+    body = "\n".join(f"        {line}" for line in program.splitlines())
+    (folder / "scripted_probe.py").write_text(PROBE.replace("FOLDER", repr(str(folder))).replace("PROGRAM", body))
+    return started
+
+
+def aside(generation):
+    found = world(generation, ("trainer-0",))
+    layout = Layout(found.layout.replicas[:1], standby=(Device(0, 1),))
+    return replace(found, layout=layout, seats=layout.ranks())
+
+
+def said(coordinator):
+    return [probe.seconds for probe in coordinator.received["/v1/probes"] if probe.seconds]
+
+
+def probes(folder):
+    return [int(path.stem.removeprefix("probe-")) for path in folder.glob("probe-*.json")]
+
+
+async def test_a_device_on_standby_is_probed_by_a_process_of_its_own_each_time_and_the_seconds_are_reported(
+    tmp_path, coordinator, migrating, monkeypatch
+):
+    async with starting(coordinator, tmp_path, monkeypatch):
+        coordinator.publish(aside(3))
+        first, second = (await coordinator.seen("/v1/probes", 3))[:2]
+        assert first == StandbyProbes(3, "trainer-0", ())
+        assert second == StandbyProbes(3, "trainer-0", ((1, 0.25),)), "device 0 has a seat"
+        assert len(await workers(tmp_path, 3, 1)) == 1
+    assert len(probes(tmp_path)) >= 2 and not any(map(is_alive, probes(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("action", "devices", "asks"),
+    [
+        ("Rebalance", (1,), False),
+        ("Warn", (1,), False),
+        ("Migrate", (), False),
+        ("Migrate", (1,), True),
+        ("ReplaceNode", (1,), True),
+    ],
+)
+async def test_an_agent_asks_for_probes_only_with_devices_on_standby_and_actions_that_put_slow_ones_there(
+    action, devices, asks
+):
+    prober = StandbyProber(under(action), client=None, fork=None)
+    prober.begin(1, devices)
+    assert (prober._task is not None) == asks
+    await prober.end()
+    assert prober._task is None
+
+
+async def test_nothing_is_probed_that_the_coordinator_does_not_want(tmp_path, coordinator, migrating, monkeypatch):
+    coordinator.answers["/v1/probes"] = lambda *_: ProbesWanted(())
+    async with starting(coordinator, tmp_path, monkeypatch):
+        coordinator.publish(aside(1))
+        await coordinator.seen("/v1/probes", 4)
+    assert probes(tmp_path) == [] and said(coordinator) == []
+
+
+async def test_a_device_that_gets_a_seat_is_freed_of_its_probe_first(tmp_path, coordinator, migrating, monkeypatch):
+    async with starting(coordinator, tmp_path, monkeypatch, FOREVER):
+        coordinator.publish(aside(1))
+        await asyncio.to_thread(wait_until, lambda: probes(tmp_path))
+        (pid,) = probes(tmp_path)
+        coordinator.publish(world(2))
+        await workers(tmp_path, 2, 2)
+        assert not is_alive(pid) and said(coordinator) == []
+
+
+async def test_a_probe_ends_with_its_agent_and_with_the_process_that_forks(
+    tmp_path, coordinator, migrating, monkeypatch
+):
+    async with starting(coordinator, tmp_path, monkeypatch, FOREVER) as started:
+        coordinator.publish(aside(1))
+        await asyncio.to_thread(wait_until, lambda: probes(tmp_path))
+        os.kill(started.agent._fork_server._process.pid, 9)
+        await asyncio.to_thread(wait_until, lambda: len(probes(tmp_path)) == 2)  # a new one forks the next probe
+    assert not any(map(is_alive, probes(tmp_path)))
+
+
+async def test_a_probe_that_says_nothing_is_no_figure_and_the_next_one_follows(
+    tmp_path, coordinator, migrating, monkeypatch
+):
+    async with starting(coordinator, tmp_path, monkeypatch, "os._exit(1)"):
+        coordinator.publish(aside(1))
+        await asyncio.to_thread(wait_until, lambda: len(probes(tmp_path)) >= 2)
+    assert said(coordinator) == []
+
+
+@pytest.mark.parametrize("error", [Refused("BadRequest", "answered 404: Not Found"), None], ids=["earlier", "away"])
+async def test_a_coordinator_of_an_earlier_release_or_one_that_is_away_leaves_the_agent_alone(
+    tmp_path, coordinator, migrating, monkeypatch, error
+):
+    asked = []
+
+    def answer(*_):
+        asked.append(1)
+        if error and len(asked) < 3:
+            raise error
+        return ProbesWanted((1,))
+
+    coordinator.answers["/v1/probes"] = answer
+    async with starting(coordinator, tmp_path, monkeypatch) as started:
+        coordinator.publish(aside(1))
+        await workers(tmp_path, 1, 1)
+        if not error:
+            coordinator.stop()
+            coordinator.start()
+        await asyncio.to_thread(coordinator.wait_until, lambda: said(coordinator))
+        assert not started.running.done() and said(coordinator)[0] == ((1, 0.25),)
+
+
+async def test_a_generation_that_is_over_is_probed_no_more(tmp_path, coordinator, migrating, monkeypatch):
+    def answer(*_):
+        raise Stale("generation 1 is over")
+
+    coordinator.answers["/v1/probes"] = answer
+    async with starting(coordinator, tmp_path, monkeypatch) as started:
+        coordinator.publish(aside(1))
+        await workers(tmp_path, 1, 1)
+        await asyncio.to_thread(wait_until, lambda: started.agent._standby._task.done())
+        assert not started.running.done()
+    assert probes(tmp_path) == []

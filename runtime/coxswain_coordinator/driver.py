@@ -140,11 +140,11 @@ class Driver:
         check_batch(self._state.job)
         check_packages(self._state.job)
         run = self._state
-        run.manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
+        manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
         if self._claim is not None and await self._claim.acquire(self._store_call, run.wait_for_claim):
-            run.manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
+            manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
         await self._store_call(self._mixes.read)
-        await self._worlds.read_data_end()
+        await self._worlds.resume_from(manifest)
         self._follows = await self._store_call(self._log.last_generation) > 0
 
     async def _advance(self) -> bool:

@@ -13,12 +13,18 @@ from coxswain.errors import Refused
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.driver import LONGEST_ACTION
 from coxswain_coordinator.state.job_state import JobState
-from coxswain_link.metrics import build
+from coxswain_link.metrics import MetricsRegistry, build
 from tests.unit.coordinator_fakes import store_of
 from tests.unit.coordinator_lead import leading, small, training
 from tests.unit.test_coordinator_checkpoints import manifest, store_with
 
 pytestmark = pytest.mark.looptime
+
+
+def figures(metrics: MetricsRegistry, *names: str) -> list[float]:
+    """Values of gauges."""
+    lines = dict(line.rsplit(" ", 1) for line in metrics.exposition().decode().splitlines() if line[0] != "#")
+    return [float(lines[name]) for name in names]
 
 
 async def test_what_still_arrives_of_a_lost_world_counts_before_the_next_one_is_formed(tmp_path):
@@ -53,6 +59,23 @@ async def test_metrics_hold_the_last_committed_step_and_the_last_checkpoint(tmp_
         await lead.saved(3)
         for line in (b"coxswain_committed_step 7.0", b"coxswain_checkpoint_step 3.0", b"coxswain_world_generation 1.0"):
             assert line in lead.state.metrics.exposition()
+
+
+async def test_a_new_coordinator_shows_the_step_of_its_checkpoint_before_a_step_of_its_own(tmp_path):
+    job = small(tmp_path)
+    async with training(job) as lead:
+        await lead.saved(3)
+    async with leading(job, "two") as lead:
+        await lead.until(lambda: lead.state.manifest)
+        assert figures(lead.state.metrics, "coxswain_step", "coxswain_checkpoint_step") == [2.0, 3.0]
+
+
+async def test_a_checkpoint_that_is_older_than_the_last_step_leaves_the_step_as_it_is(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2, 3, 4)
+        lead.save(3, 0, 1)
+        await lead.until(lambda: lead.state.manifest)
+        assert figures(lead.state.metrics, "coxswain_step", "coxswain_checkpoint_step") == [4.0, 3.0]
 
 
 async def test_the_world_after_a_hang_asks_agents_for_stacks_and_the_one_after_a_crash_does_not(tmp_path):

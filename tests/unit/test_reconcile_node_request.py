@@ -58,6 +58,27 @@ async def test_a_long_reason_is_cut_to_what_the_status_can_hold() -> None:
     assert len(world.job["status"]["keptNode"]["message"]) == 1024
 
 
+FOREIGN = [
+    ("node-of-another-job", "trainer-1"),
+    ("node-of-trainer-0", "trainer-1"),
+    ("node-of-coordinator", "coordinator"),
+    ("node-of-loader-0", "loader-0"),
+    (SLOW.node, "trainer-7"),
+    (SLOW.node, "foo-9"),
+    (SLOW.node, ""),
+    ("", "trainer-1"),
+]
+
+
+@pytest.mark.parametrize(("place", "trainer"), FOREIGN)
+async def test_a_report_that_names_a_node_without_that_trainer_moves_nothing(place: str, trainer: str) -> None:
+    world = await asking()
+    node(world, "spare")
+    world.report_now = report("Running", 20, replace_node=NodeRequest(place, trainer, "says the job"))
+    await passes(world, 3)
+    assert (quarantined(world), said(world, "NodeKept"), world.job["status"].get("keptNode")) == ([], [], None)
+
+
 @pytest.mark.parametrize(("left", "kept"), [(1, True), (0, False)])
 def test_a_node_that_stayed_is_forgotten_in_its_second(left: int, kept: bool) -> None:
     node_ = KeptNode(node="n", message="", until=stamp(NOW + left))

@@ -86,9 +86,15 @@ def _request(ctx: Context) -> NodeRequest | None:
     if report is None or report.phase != "Running" or ctx.spec.stragglers.action != ACTION:
         return None
     request, kept = report.replace_node, ctx.status.kept_node
-    if request is None or not request.node or request.node in quarantines.avoided(ctx):
+    if request is None or not _sits_there(ctx, request) or request.node in quarantines.avoided(ctx):
         return None
     return None if kept and kept.node == request.node else request
+
+
+def _sits_there(ctx: Context, request: NodeRequest) -> bool:
+    """Whether this job's trainer runs on the node. The report is the job's word, and its image may be the user's own."""
+    pod = ctx.pods.get(request.trainer)
+    return pod is not None and pod.role == "trainer" and bool(pod.node) and pod.node == request.node
 
 
 def _refusal(ctx: Context, request: NodeRequest, plan: PodPlan) -> str:

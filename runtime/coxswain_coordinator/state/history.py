@@ -67,6 +67,12 @@ class History:
         """The store has the lines before this step."""
         self.unsaved = [line for line in self.unsaved if line.step >= step]
 
+    def saved(self, step: int) -> None:
+        """A checkpoint holds the steps before this one, whichever coordinator has made it."""
+        self.recorded(step)
+        self._metrics["coxswain_checkpoint_step"].set(step)
+        self._metrics["coxswain_step"].set(max(step - 1, self.recent[-1].step if self.recent else 0))
+
     @property
     def trainers(self) -> tuple[TrainerFigures, ...]:
         """Numbers by trainer of the current world, the slowest first."""

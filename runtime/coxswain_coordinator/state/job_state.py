@@ -311,9 +311,8 @@ class JobState:
     def add_manifest(self, session: Session, manifest: CheckpointManifest, seconds: float) -> None:
         """Records a new checkpoint."""
         self.manifest = manifest
-        self.history.recorded(manifest.step)
+        self.history.saved(manifest.step)
         session.mark_saved(manifest.step)
-        self.metrics["coxswain_checkpoint_step"].set(manifest.step)
         self.metrics["coxswain_checkpoint_seconds"].observe(seconds)
         self._checkpoint_events.announce(f"{manifest_key_of(manifest)}, {len(manifest.shards)} shards, {seconds:.1f} s")
         self.notifier.notify(Topic.ANY)

@@ -16,7 +16,7 @@ from coxswain.live import LiveSource
 from coxswain.membership.stream import Stream
 from coxswain.plan.values import Placement
 from coxswain.planlog import Generation
-from coxswain.wire import Register
+from coxswain.wire import CheckpointManifest, Register
 from coxswain_coordinator.capacity import capacity_fault, change_fault
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
@@ -127,12 +127,13 @@ class WorldManager:
         return True
 
     async def _read_checkpoint(self) -> None:
-        self._state.manifest = await self._store_call(self._checkpoints.newest)
-        await self.read_data_end()
+        await self.resume_from(await self._store_call(self._checkpoints.newest))
 
-    async def read_data_end(self) -> None:
-        """Whether the data ends before the newest checkpoint."""
-        newest = self._state.manifest
+    async def resume_from(self, newest: CheckpointManifest | None) -> None:
+        """Takes the newest checkpoint, and reads whether the data ends before it."""
+        self._state.manifest = newest
+        if newest is not None:
+            self._state.history.saved(newest.step)
         self._state.data_ended = newest is not None and await self._store_call(data_ended, self._log, newest.step)
 
     def _are_present(self, agents: list[Register]) -> bool:

@@ -43,7 +43,7 @@ class StepBatch:
     """One rank's part of a step: its sequences, one after the other.
 
     `tokens`, `labels` (-100: none) and `positions` (in the sequence) are int64 [n]; sequence i is rows bounds[i] to
-    bounds[i + 1] and attends to nothing else. Divide the sum of the token losses by `total_labels`, of all ranks.
+    bounds[i + 1] and attends to nothing else. Divide the sum of the token losses by `total_labels`.
     """
 
     step: int
@@ -58,7 +58,8 @@ class StepBatch:
 
     @property
     def total_labels(self) -> int:
-        return sum(s.labels for s in self.membership)
+        """Of all ranks. A step of ends alone has no label and its loss is 0: 1, which can be divided by."""
+        return max(1, sum(s.labels for s in self.membership))
 
     @property
     def delivered_digest(self) -> int:
@@ -83,6 +84,21 @@ def stream_digest(previous: str, parts: Sequence[StepBatch]) -> str:
     return digests.chain(previous, parts[0].step, whole, [by_index[index] for index in range(len(whole))])
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Which of the next steps a worker of a DataLoader makes: the one behind `others`, then every `workers`-th."""
+
+    workers: int
+    others: int
+
+    @property
+    def is_mine(self) -> bool:
+        return not self.others
+
+    def next(self) -> _Turn:
+        return _Turn(self.workers, (self.others or self.workers) - 1)
+
+
 class StreamDataset(IterableDataset[StepBatch]):
     """The steps of a mix, for one of `world` ranks.
 
@@ -100,6 +116,7 @@ class StreamDataset(IterableDataset[StepBatch]):
         self.mix, self.batch, self.steps, self.rank, self.world = mix, batch, steps, rank, world
         self._cache, self._secrets_dir, self._held_out = cache, secrets_dir, held_out
         self._cursor = initial_cursor(mix)
+        self._turn: _Turn | None = None
         data = LocalData(mix, open_store(cache, create=True), secrets_dir)
         self.vocabulary = data.vocabulary()
         self._blocks = {s.name: data.blocks(s.name) for s in mix.sources}
@@ -122,15 +139,23 @@ class StreamDataset(IterableDataset[StepBatch]):
         """Yields the steps from the dataset's cursor on."""
         data, stream = self._opened()
         worker = get_worker_info()
-        nth, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        for number, (membership, after) in enumerate(self._memberships(stream)):
-            self._cursor = after
-            if number % workers == nth:
+        workers = worker.num_workers if worker else 1
+        turn = self._turn or _Turn(workers, worker.id if worker else 0)
+        if turn.workers != workers:
+            raise _other_workers(turn.workers, workers)
+        for membership, after in self._memberships(stream):
+            is_mine, turn = turn.is_mine, turn.next()
+            self._cursor, self._turn = after, turn if workers > 1 else None
+            if is_mine:
                 yield self._step(data, membership)
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor, and the stream's identity. The workers of a DataLoader have their own copies: use `step.state` there."""
-        return {**self._identity, "cursor": msgspec.to_builtins(self._cursor)}
+        """The cursor, and the stream's identity; in one of several workers of a DataLoader also its turn.
+
+        The workers have their own copies, whose states only a loader that keeps all of them can use (torchdata's
+        StatefulDataLoader, with as many workers as before). Otherwise use `step.state` there.
+        """
+        return self._state() | ({} if self._turn is None else {"turn": msgspec.to_builtins(self._turn)})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the step of that state, with any rank and world. Raises Refused when it is of another stream."""
@@ -142,13 +167,17 @@ class StreamDataset(IterableDataset[StepBatch]):
                     "evaluation.tokens and longSequences must be those that the state was taken with",
                 )
         self._cursor = msgspec.convert(state["cursor"], Cursor)
+        self._turn = msgspec.convert(state["turn"], _Turn) if "turn" in state else None
+
+    def _state(self) -> dict[str, Any]:
+        return {**self._identity, "cursor": msgspec.to_builtins(self._cursor)}
 
     def _memberships(self, stream: Stream) -> Iterator[tuple[Membership, Cursor]]:
-        """Steps with labels, from the cursor on, each with the cursor after it."""
+        """The steps that a job runs, from the cursor on, each with the cursor after it."""
         cursor = self._cursor
         while not self.steps or cursor.step < self.steps:
             membership, cursor = stream.advance(cursor)
-            if membership.labels:
+            if membership.labels or not membership.exhausted:
                 yield membership, cursor
             if membership.exhausted:
                 return
@@ -166,7 +195,7 @@ class StreamDataset(IterableDataset[StepBatch]):
         return StepBatch(
             membership.step, membership.sequences, tuple(mine), _joined(tokens), _joined(labels), _joined(positions),
             torch.tensor(np.cumsum([0, *(p.tokens for p in pieces)])), tuple(map(digests.tokens_digest, tokens)),
-            self.state_dict(),
+            self._state(),
         )  # fmt: skip
 
     def _open(self, data: LocalData) -> None:
@@ -190,6 +219,14 @@ class StreamDataset(IterableDataset[StepBatch]):
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which opens its own readers."""
         return {**self.__dict__, "_data": None, "_stream": None, "_process": 0}
+
+
+def _other_workers(before: int, now: int) -> Refused:
+    return Refused(
+        "WorkerState",
+        f"num_workers is {now}: the state is that of one of {before} workers; give num_workers={before}, or load the "
+        "`step.state` of the last step, which fits any number",
+    )
 
 
 def share(lengths: Sequence[int], rank: int, world: int) -> list[int]:

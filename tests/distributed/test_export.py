@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -105,13 +105,13 @@ def test_an_export_reads_every_shard_once_and_holds_one_at_a_time(
     assert peak < 3 * largest
 
 
-def file_tokenizer(folder: Path) -> TokenizerConfig:
+def file_tokenizer(folder: Path, special: Sequence[str] = ("</s>",)) -> TokenizerConfig:
     """A small byte-level BPE, with a file beside it that the export must keep."""
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["</s>"], initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=300, special_tokens=list(special), initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )  # fmt: skip
     trained.train_from_iterator([TEXT * 3, "carries carried sailing sails"], trainer)
@@ -141,6 +141,42 @@ def test_the_tokenizer_of_an_export_has_the_ids_of_the_jobs(tmp_path: Path, kind
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     more = loaded.generate(torch.tensor([ids]), max_new_tokens=4, do_sample=False)
     assert more.shape[1] <= len(ids) + 4
+
+
+BOS_TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+}
+OFFSETS = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+
+
+@pytest.mark.parametrize("eos_token", ["<other>", {"content": "<other>", "lstrip": False, "special": True}])
+@pytest.mark.parametrize("processor", [BOS_TEMPLATE, {"type": "Sequence", "processors": [OFFSETS, BOS_TEMPLATE]}])
+def test_a_text_gets_no_token_of_an_export_that_the_job_has_not_trained_on(
+    tmp_path: Path, processor: dict[str, object], eos_token: object
+) -> None:
+    config = replace(file_tokenizer(tmp_path / "tokenizer", ["<s>", "<other>", "</s>"]), eos="</s>")
+    place = tmp_path / "tokenizer" / "tokenizer.json"
+    cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"post_processor": processor, "truncation": cut}))
+    special = {"bos_token": "<s>", "eos_token": eos_token}
+    (tmp_path / "tokenizer" / "special_tokens_map.json").write_text(json.dumps(special))
+    known = special | {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": True}
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(known))
+    (tmp_path / "tokenizer" / "generation_config.json").write_text(
+        '{"bos_token_id": 0, "eos_token_id": [1], "top_k": 7}'
+    )
+    job = open_tokenizer(config, EndpointConfig(), None)
+    model = replace(MODEL, vocabulary=320)
+    export(checkpoint(tmp_path / "run", drawn(model, 320), model, tokenizer=config), tmp_path / "out")
+    wanted = job.encode(TEXT)[:-1].tolist()
+    assert tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode(TEXT).ids == wanted
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (found(TEXT)["input_ids"], found.eos_token_id) == (wanted, job.eos)
+    generation = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (generation.bos_token_id, generation.eos_token_id, generation.top_k) == (None, job.eos, 7)
 
 
 @pytest.mark.parametrize(("file_bytes", "files"), [(24, [["a", "b"]]), (23, [["a"], ["b"]]), (1, [["a"], ["b"]])])
@@ -176,7 +212,8 @@ def test_a_tokenizer_may_be_given_instead_of_the_jobs_or_left_out(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     given = file_tokenizer(tmp_path / "given")
     export(store, tmp_path / "out", options=Options(tokenizer=str(tmp_path / "given" / "tokenizer.json")))
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "given" / "tokenizer.json").read_bytes()
+    written, own = (json.loads((tmp_path / at / "tokenizer.json").read_text()) for at in ("out", "given"))
+    assert written == own
     assert given.uri.endswith("tokenizer.json")
     export(store, tmp_path / "bare", options=Options(tokenizer="none"))
     assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == ["config.json", "model.safetensors"]

@@ -357,7 +357,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda t: t.pop("lm_head.weight"), r"lm_head\.weight is missing, .*its head is tied: set model\.config\.head to Tied"),
+        (lambda t: t.pop("lm_head.weight"), r"lm_head\.weight is missing, .*config\.json says tie_word_embeddings: false"),
         (lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}), r"has no model\.layers\.0.*q_proj\.bias"),
         (lambda t: t.update({"model.norm.weight": torch.zeros(31)}), r"model\.norm\.weight has shape \[31\], .* needs \[32\]"),
         (lambda t: t.update({"model.norm.weight": torch.zeros(32).to(torch.int8)}), "is of type I8; allowed are F64"),
@@ -369,13 +369,6 @@ def test_files_whose_weights_are_not_those_of_the_model_are_refused_by_name(tmp_
     rewrite(tmp_path / "model.safetensors", change)
     with pytest.raises(Refused, match=says):
         ours(tmp_path.as_uri(), MODEL)
-
-
-def test_a_head_of_its_own_is_not_dropped_for_a_tied_one(tmp_path):
-    theirs(tmp_path, MODEL)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(Refused, match=r"has no lm_head\.weight .*set model\.config\.head to Untied"):
-        ours(tmp_path.as_uri(), replace(MODEL, tied_head=True))
 
 
 def test_buffers_of_older_files_are_ignored_and_the_weights_beside_them_read(tmp_path):

@@ -17,6 +17,9 @@ from torch.utils.data import DataLoader
 from coxswain import digests
 from coxswain.config import BatchConfig, MixConfig, PhaseConfig, SourceConfig, TokenizerConfig
 from coxswain.errors import Refused
+from coxswain.membership.stream import Stream, initial_cursor
+from coxswain_data.local import LocalData
+from coxswain_link.store import open_store
 from coxswain_train.dataset import StepBatch, StreamDataset, share, stream_digest
 from tests.local.data_plane import write_corpus
 
@@ -141,16 +144,71 @@ def test_spawned_workers_keep_the_order_and_resume_exactly(dataset):
     assert [s.delivered_digest for s in found] == [s.delivered_digest for s in whole[3:]]
 
 
-def test_workers_keep_the_order_past_steps_that_have_no_label(dataset, monkeypatch):
-    """In steps of one token, the last one of a document. A loader takes an item of each worker in turn."""
-    short = {"batch": BatchConfig(tokens_per_step=1, max_sequence_tokens=1), "steps": 90}
-    whole, parts = said(dataset(**short)), []
-    assert 0 < len(whole) < 90
+def in_worker(monkeypatch, nth: int, workers: int) -> None:
+    worker = SimpleNamespace(id=nth, num_workers=workers) if workers else None
+    monkeypatch.setattr("coxswain_train.dataset.get_worker_info", lambda: worker)
+
+
+def in_turn(parts) -> list:
+    """As a loader takes them: an item of each worker in turn."""
+    return [step for turn in itertools.zip_longest(*parts) for step in turn if step]
+
+
+ENDS = {"batch": BatchConfig(tokens_per_step=1, max_sequence_tokens=1), "steps": 90}  # steps of one token
+
+
+def test_a_step_of_an_end_alone_is_a_step_of_the_stream_without_a_loss(dataset, monkeypatch):
+    whole = list(dataset(**ENDS))
+    assert [step.step for step in whole] == list(range(90))
+    ends = [step for step in whole if not (step.labels != -100).any()]
+    assert 0 < len(ends) < 90
+    assert {step.total_labels for step in ends} == {1}
+    parts = []
     for nth in range(3):
-        worker = SimpleNamespace(id=nth, num_workers=3)
-        monkeypatch.setattr("coxswain_train.dataset.get_worker_info", lambda worker=worker: worker)
-        parts.append(said(dataset(**short)))
-    assert [step for turn in itertools.zip_longest(*parts) for step in turn if step] == whole
+        in_worker(monkeypatch, nth, 3)
+        parts.append(said(dataset(**ENDS)))
+    assert in_turn(parts) == said(whole)
+
+
+def test_a_last_step_of_an_end_alone_is_left_out_as_a_job_leaves_it_out(corpus, dataset):
+    one = dataset(batch=BatchConfig(tokens_per_step=5, max_sequence_tokens=2), steps=0)
+    stream = Stream(one.mix, one.batch, LocalData(one.mix, open_store(one._cache)).views())
+    memberships, cursor = [], initial_cursor(one.mix)
+    while not (memberships and memberships[-1].exhausted):
+        membership, cursor = stream.advance(cursor)
+        memberships.append(membership)
+    assert memberships[-1].sequences and not memberships[-1].labels
+    one.load_state_dict(one.state_dict() | {"cursor": msgspec.to_builtins(memberships[-3].cursor)})
+    assert [step.membership for step in one] == [m.sequences for m in memberships[-3:-1]]
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_the_states_of_several_workers_resume_exactly_where_each_stopped(dataset, monkeypatch, cut):
+    """As torchdata's StatefulDataLoader does: each worker loads the state of the worker of its number."""
+    whole, before, after = said(dataset()), [], []
+    for nth in range(3):
+        in_worker(monkeypatch, nth, 3)
+        first, second = dataset(), dataset()
+        before.append(said(itertools.islice(first, (cut + 2 - nth) // 3)))
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        after.append(said(second))
+    assert in_turn(before) == whole[:cut]
+    assert in_turn(after[cut % 3 :] + after[: cut % 3]) == whole[cut:]
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_the_state_of_one_of_several_workers_is_refused_with_another_number(dataset, monkeypatch, workers):
+    in_worker(monkeypatch, 1, 3)
+    one, other = dataset(), dataset()
+    step = next(iter(one))
+    other.load_state_dict(one.state_dict())
+    in_worker(monkeypatch, 1, workers)
+    with pytest.raises(
+        Refused, match=f"num_workers is {workers or 1}: .* one of 3 workers; give num_workers=3, or load the `step"
+    ):
+        next(iter(other))
+    other.load_state_dict(step.state)
+    assert next(iter(other)).step == step.step + (2 if workers else 1)
 
 
 def test_a_forked_worker_is_refused_with_the_way_out_instead_of_waiting_for_ever(dataset):

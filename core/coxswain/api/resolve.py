@@ -17,6 +17,7 @@ from coxswain.api.field_errors import FieldError, parse
 from coxswain.api.layout_faults import layout_faults
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.pod_template import template_faults
+from coxswain.api.shared_documents import shared_documents
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.models import parameter_specs
 from coxswain.names import CLAIMS_ROOT
@@ -45,6 +46,8 @@ def resolve(
     used, source_faults = _sources(mix, place, by_name(sources)) if mix else ([], [])
     faults = mix_faults + source_faults + policy_faults
     faults += _tokenizer_faults(used, place)
+    if mix and spec.evaluation:
+        faults += shared_documents(mix, place, {entry.source_ref.name: source for entry, source in used})
     faults += layout_faults(spec, policy, policy_place(spec)) + muon_faults(spec, policy) if policy else []
     if faults:
         return faults

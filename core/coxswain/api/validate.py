@@ -24,7 +24,7 @@ from coxswain.api.trainingjob import TrainingJobSpec
 # Found between objects that are both in the files. A missing object is no fault: it may be on the cluster, or come later.
 _BETWEEN = (
     "TokenizerMismatch", "CapacityTooSmall", "LayoutInvalid", "CustomModelNotSplit", "MemoryTooSmall",
-    "GroupMatchesNothing", "MuonUnsupported",
+    "GroupMatchesNothing", "MuonUnsupported", "DocumentsShared",
 )  # fmt: skip
 _MISSING = ("SourceNotFound", "MixNotFound", "PolicyNotFound")
 

@@ -34,46 +34,73 @@ def load_pretrained(
 
     `shapes` are those of the whole model; with `model` a config.json beside the weights is compared first. The vocabulary's
     tables may lack the rows that round it up, which no id of the tokenizer needs: with `ids` of them known, these rows become
-    zero. Raises Refused "ForeignWeights" where the files are damaged, lack a weight, have an unknown one, or where shapes or
-    config do not fit.
+    zero. A head beside a tied model's embedding must have its rows. Raises Refused "ForeignWeights" where the files are damaged,
+    lack a weight, have an unknown one, or where shapes or config do not fit.
     """
     store, keys = open_files(uri, secrets, endpoint)
-    if model is not None:
-        _check_config(store, uri, model)
+    has_config = model is not None and _check_config(store, uri, model)
     stored = tensors_of(store, uri, keys)
-    _check(uri, stored, shapes, ids)
+    _check(uri, stored, shapes, ids, has_config)
     for box, values in state.items():
+        if box.name == EMBEDDING and HEAD in stored and HEAD not in shapes:
+            _check_tied(store, uri, stored, box, has_config)
         _fill(store, stored[box.name], box, values)
 
 
-def _check_config(store: Store, uri: str, model: ModelConfig) -> None:
-    """Without a config.json only the tensors' shapes say which model it is."""
+def _check_config(store: Store, uri: str, model: ModelConfig) -> bool:
+    """Whether there is a config.json. Without one only the tensors' shapes say which model it is."""
     try:
         found = json.loads(store.get("config.json"))
     except NotFound:
         log.warning("model.initFrom %r has no config.json: rotation, heads and norms are not compared", uri)
-        return
+        return False
     except ValueError as error:
         raise foreign(uri, f"has a config.json that is no JSON ({error})") from error
     if model.custom is None and (wrong := list(differences(found, model))):
         raise foreign(uri, f"has another config.json: {'; '.join(wrong)}")
+    return True
 
 
-def _check(uri: str, stored: Mapping[str, Stored], shapes: Mapping[str, tuple[int, ...]], ids: int) -> None:
-    """Every weight of the model is in the files, and every weight of the files in the model."""
+def _check(
+    uri: str, stored: Mapping[str, Stored], shapes: Mapping[str, tuple[int, ...]], ids: int, has_config: bool
+) -> None:
+    """Every weight of the model is in the files, and every weight of the files in the model, but for a tied head."""
     for name, shape in shapes.items():
         entry = stored.get(name)
         if entry is None:
-            hint = " (its head is tied: set model.config.head to Tied)" if name == HEAD else ""
+            hint = _head_hint("tied: set model.config.head to Tied", has_config, "false") if name == HEAD else ""
             raise foreign(uri, f"{name} is missing, this model needs {list(shape)}{hint}")
         if entry.shape != shape and not _is_rounded_up(name, entry.shape, shape, ids):
             hint = _vocabulary_hint(entry.shape, shape, ids) if name in (EMBEDDING, HEAD) else ""
             raise foreign(uri, f"{name} has shape {list(entry.shape)}, this model needs {list(shape)}{hint}")
-    unknown = sorted(name for name in stored.keys() - shapes.keys() if not name.endswith(_DERIVED))
+    known = shapes.keys() | ({HEAD} if EMBEDDING in shapes else set())
+    unknown = sorted(name for name in stored.keys() - known if not name.endswith(_DERIVED))
     if unknown:
-        hint = " (its head is its own: set model.config.head to Untied)" if unknown == [HEAD] else ""
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-        raise foreign(uri, f"this model has no {', '.join(unknown[:3])}{more}{hint}")
+        raise foreign(uri, f"this model has no {', '.join(unknown[:3])}{more}")
+
+
+def _check_tied(store: Store, uri: str, stored: Mapping[str, Stored], box: Box, has_config: bool) -> None:
+    """Published files of tied models may hold the head too. Each worker compares the rows that it reads."""
+    table, head = stored[EMBEDDING], stored[HEAD]
+    rows = box.offset[0], min(box.offset[0] + box.shape[0], table.shape[0])
+    pairs = (
+        zip(rows_of(store, table, *rows), rows_of(store, head, *rows), strict=True) if _are_alike(table, head) else ()
+    )
+    if not _are_alike(table, head) or not all(torch.equal(mine, other) for (_, mine), (_, other) in pairs):
+        hint = _head_hint("its own: set model.config.head to Untied", has_config, "true")
+        raise foreign(uri, f"{HEAD} is not equal to {EMBEDDING}, and this model's head is tied{hint}")
+
+
+def _are_alike(table: Stored, head: Stored) -> bool:
+    return (table.shape, table.dtype) == (head.shape, head.dtype)
+
+
+def _head_hint(means: str, has_config: bool, says: str) -> str:
+    """A config.json has been found to be the model's: only the files can be wrong."""
+    if has_config:
+        return f" (config.json says tie_word_embeddings: {says}: correct it, or the files)"
+    return f" (its head is {means})"
 
 
 def _is_rounded_up(name: str, found: tuple[int, ...], needed: tuple[int, ...], ids: int) -> bool:

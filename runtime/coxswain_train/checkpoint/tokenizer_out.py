@@ -1,4 +1,7 @@
-"""The job's tokenizer in Hugging Face's files, beside exported weights: what `AutoTokenizer.from_pretrained` reads."""
+"""The job's tokenizer in Hugging Face's files, beside exported weights: what `AutoTokenizer.from_pretrained` reads.
+
+A text gets the ids that the job has trained on: no token before it, and the job's end of a text.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from coxswain.errors import CoxswainError, Refused
 from coxswain.uris import folder_and_key
 from coxswain_link.store import NotFound, open_store
 
-_BESIDE = ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")  # copied where they exist
+_CONFIG, _MAP, _GENERATION = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
+_BESIDE = (_CONFIG, _MAP, _GENERATION, "chat_template.jinja")  # taken where they exist
+_CLASS = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False, "add_eos_token": False}
 BYTES_EOS = "<|endoftext|>"
 
 
@@ -22,16 +27,45 @@ def write_tokenizer(folder: Path, tokenizer: TokenizerConfig, longest: int) -> i
     """
     files = _files_of(tokenizer)
     try:
-        vocabulary = _vocabulary(json.loads(files["tokenizer.json"]))
+        content = json.loads(files["tokenizer.json"])
+        vocabulary = _vocabulary(content)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise _none(tokenizer.uri, f"is no tokenizer.json ({error})") from error
     eos = tokenizer.eos or next((name for name in COMMON_EOS if name in vocabulary), "")
-    given = json.loads(files.get("tokenizer_config.json", b"{}"))
-    known = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, "eos_token": eos or None}
-    files["tokenizer_config.json"] = (json.dumps({**known, **given}, indent=2) + "\n").encode()
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    files["tokenizer.json"] = _json(
+        content | _AS_TRAINED | {"post_processor": _offsets_only(content.get("post_processor"))}
+    )
+    given = json.loads(files.get(_CONFIG, b"{}"))
+    files[_CONFIG] = _json({"model_max_length": longest} | given | _CLASS | _eos_of(given, eos))
+    if _MAP in files:
+        special = json.loads(files[_MAP])
+        files[_MAP] = _json(special | _eos_of(special, eos))
+    if _GENERATION in files:
+        ids = {"bos_token_id": None, "eos_token_id": vocabulary.get(eos)}
+        files[_GENERATION] = _json(json.loads(files[_GENERATION]) | ids)
+    for name, written in files.items():
+        (folder / name).write_bytes(written)
     return vocabulary.get(eos)
+
+
+_AS_TRAINED: dict[str, Any] = {"truncation": None, "padding": None}  # loaders neither cut a text nor pad it
+
+
+def _offsets_only(processor: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The part of a post-processor that adds no token."""
+    if processor and processor["type"] == "Sequence":
+        return processor | {"processors": [p for p in map(_offsets_only, processor["processors"]) if p]}
+    return processor if processor and processor["type"] == "ByteLevel" else None
+
+
+def _eos_of(given: dict[str, Any], eos: str) -> dict[str, Any]:
+    """The job's end of a text, with the flags that a file has of the same token."""
+    token = given.get("eos_token")
+    return {} if isinstance(token, dict) and token.get("content") == eos else {"eos_token": eos or None}
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def bytes_tokenizer() -> dict[str, Any]:
@@ -69,7 +103,7 @@ def _files_of(tokenizer: TokenizerConfig) -> dict[str, bytes]:
         found = {"tokenizer.json": store.get(name)}
     except CoxswainError as error:
         raise _none(uri, str(error)) from error
-    for other in ("tokenizer_config.json", *_BESIDE):
+    for other in _BESIDE:
         try:
             found[other] = store.get(other)
         except NotFound:

@@ -1,0 +1,73 @@
+"""Published files of a tied model may hold its head too: it is read where it is the embedding, and refused where not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from torch import Tensor
+
+from coxswain.errors import Refused
+from coxswain_train.checkpoint import foreign_files
+from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD
+from tests.distributed.test_hugging_face import MODEL, assert_same, our_logits, ours, rewrite, theirs
+
+pytestmark = pytest.mark.timeout(300)  # the first test imports transformers
+TIED = replace(MODEL, tied_head=True)
+Weights = dict[str, Tensor]
+
+
+def with_head(change: Callable[[Tensor], Tensor]) -> Callable[[Weights], None]:
+    return lambda tensors: tensors.update({HEAD: change(tensors[EMBEDDING].clone()).contiguous()})
+
+
+def with_another_last_row(table: Tensor) -> Tensor:
+    table[-1, -1] += 1
+    return table
+
+
+@pytest.mark.parametrize("config", [True, False], ids=["config", "no config"])
+def test_a_head_that_repeats_the_embedding_of_a_tied_model_is_read(tmp_path: Path, config: bool) -> None:
+    logits = theirs(tmp_path, TIED)
+    rewrite(tmp_path / "model.safetensors", with_head(lambda table: table))
+    if not config:
+        (tmp_path / "config.json").unlink()
+    assert_same(our_logits(ours(tmp_path.as_uri(), TIED)), logits)
+
+
+@pytest.mark.parametrize(
+    ("config", "way_out"),
+    [
+        (True, r"config\.json says tie_word_embeddings: true: correct it, or the files"),
+        (False, "set model.config.head to Untied"),
+    ],
+)
+@pytest.mark.parametrize("change", [with_another_last_row, lambda table: table[:-1], lambda table: table.double()])
+def test_a_head_that_differs_from_the_embedding_of_a_tied_model_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor], config: bool, way_out: str
+) -> None:
+    monkeypatch.setattr(foreign_files, "PIECE_BYTES", 1 << 10)  # the last row is in no first piece
+    theirs(tmp_path, TIED)
+    rewrite(tmp_path / "model.safetensors", with_head(change))
+    if not config:
+        (tmp_path / "config.json").unlink()
+    with pytest.raises(Refused, match=rf"lm_head\.weight is not equal to model\.embed_tokens\.weight.*{way_out}"):
+        ours(tmp_path.as_uri(), TIED)
+
+
+def test_a_missing_head_without_a_config_may_be_a_tied_one(tmp_path: Path) -> None:
+    theirs(tmp_path, TIED)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(
+        Refused, match=r"lm_head\.weight is missing, .*its head is tied: set model\.config\.head to Tied"
+    ):
+        ours(tmp_path.as_uri(), MODEL)
+
+
+def test_a_head_that_is_not_the_embedding_is_not_dropped_for_a_tied_one(tmp_path: Path) -> None:
+    theirs(tmp_path, MODEL)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(Refused, match=r"lm_head\.weight is not equal to .*set model\.config\.head to Untied"):
+        ours(tmp_path.as_uri(), TIED)

@@ -6,7 +6,7 @@ from typing import Any
 
 from docs.tools.layouts import table
 
-_NAMES = ("ours", "rigid", "restart", "data-only", "layers-only", "malleus", "torchft", "always")
+_NAMES = ("ours", "rigid", "restart", "data-only", "layers-only", "resihp", "malleus", "torchft", "always")
 
 
 def tables(result: dict[str, Any] | None) -> str:

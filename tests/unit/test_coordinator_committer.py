@@ -41,7 +41,7 @@ def committer(job, generation: int = 1, trainers: int = 2) -> Committer:
         mixes,
         stream_of(job),
         record,
-        in_turn(lambda lengths, speeds: place_step(lengths, record.layout, job, speeds)),
+        in_turn(place_step, record.layout, job),
     )
 
 
@@ -229,8 +229,9 @@ def test_an_evaluation_whose_forwards_would_wait_for_each_other_is_never_committ
     lists = tuple(
         StageOperations(r, 0, tuple(Operation(o[0], int(o[1])) for o in text.split())) for r, text in enumerate(orders)
     )
+    job = evaluated_job(tmp_path, every=1)
     stuck = dataclasses.replace(
-        committer(evaluated_job(tmp_path, every=1)), place=in_turn(lambda *_: placement_of(layout, tasks, lists))
+        committer(job), place=in_turn(lambda *_: placement_of(layout, tasks, lists), layout, job)
     )
     with pytest.raises(AssertionError, match="evaluation: hang: replica 0 waits in F of task 0"):
         commit(stuck)
@@ -357,5 +358,5 @@ def replace_place(c: Committer, job) -> Committer:
         c.mixes,
         c.stream,
         c.generation,
-        in_turn(lambda lengths, speeds: place_step(lengths, three, job, speeds)),
+        in_turn(place_step, three, job),
     )

@@ -25,7 +25,7 @@ from coxswain_coordinator import driver
 from coxswain_coordinator.planning import committer as committing
 from coxswain_coordinator.planning.committer import LOOK_AHEAD_SECONDS, patience
 from coxswain_coordinator.planning.late_plans import LatePlans
-from coxswain_coordinator.planning.placers import Missing, Placed, in_processes, place_step
+from coxswain_coordinator.planning.placers import Missing, Placed, in_processes, in_turn, place_step
 from coxswain_coordinator.planning.solvers import Failed, Solved, Solvers
 from tests.unit import solver_doubles
 from tests.unit.coordinator_fakes import cluster, make_job
@@ -100,9 +100,33 @@ def test_a_plan_that_fails_says_why_and_the_others_are_there(solvers, tmp_path, 
     assert isinstance(found[2], Solved)
 
 
-def test_a_refusal_of_the_planner_is_the_users(solvers, tmp_path):
-    with pytest.raises(Refused, match="too long") as caught:
-        place(solvers, tmp_path, [REFUSES], [8])
+def test_a_step_that_does_not_fit_the_balance_is_placed_by_the_fall_back(solvers, tmp_path):
+    placer = in_processes(solvers, slow, LAYOUT, slow_job(tmp_path), lambda _: None)
+    found = placer({0: [REFUSES], 1: [8]}, lambda: False, ())
+    assert [found.placements[s].balance for s in (0, 1)] == ["makespan", "slow"]
+    assert [(m.step, m.fault) for m in found.missing] == [(0, "too long")]
+
+
+@pytest.mark.parametrize("balance", sorted(set(planners.BALANCES) - {"makespan"}))
+def test_no_balance_ends_a_job_whose_replicas_hold_the_longest_sequence(tmp_path, balance):
+    """Three of four trainers, of which two hold a sequence of 2048: a mesh needs a divisor of three replicas."""
+    job = make_job(tmp_path)
+    job = replace(job, parallelism=replace(job.parallelism, balance=balance, tokens_per_replica=1024, max_degree=2))
+    three = uniform_layout([Device(t, 0) for t in range(3)], layers=2)
+    found = in_turn(place_step, three, job)({0: [2048, 40], 1: [40, 300]}, lambda: False, ())
+    assert found.placements[1].balance == balance
+    assert [(m.step, m.balance) for m in found.missing] == (
+        [(0, balance)] if found.placements[0].balance == "makespan" else []
+    )
+    if balance in ("static", "wlb", "kk"):
+        assert "a divisor of 3" in found.missing[0].fault
+
+
+def test_a_sequence_that_no_replicas_hold_is_the_users_fault(solvers, tmp_path):
+    with pytest.raises(Refused, match="hold only 512"):
+        in_turn(place_step, LAYOUT, make_job(tmp_path))({0: [600]}, lambda: False, ())
+    with pytest.raises(Refused, match="hold only 512") as caught:
+        in_processes(solvers, slow, LAYOUT, slow_job(tmp_path), lambda _: None)({0: [600]}, lambda: False, ())
     assert caught.value.reason == "CapacityLost"
 
 

@@ -310,6 +310,24 @@ def test_the_chosen_layout_is_the_fastest_that_was_placed_fits_memory_and_holds_
     assert sum(shape.count * sum(s.tensor for s in shape.stages) for shape in found.chosen.replicas) <= 64
 
 
+@pytest.mark.parametrize("longest", [0, 2048])
+def test_a_layout_that_has_no_groups_for_the_longest_sequence_is_refused_and_others_are_chosen(longest: int) -> None:
+    """A mesh of 3 replicas that hold 1024 tokens each has groups of 1 or 3."""
+    sampled = [np.array([1024] * 11 + [1024 if longest else 2048])]
+    asked = replace(machine(6, 6, capacity=1024, max_degree=2, longest=longest), model=SMALL)
+    found = choose(asked, sampled, "Static")
+    assert found.chosen.summary == "6 x tp1pp1"
+    why = {refusal.summary: refusal.why for refusal in found.refused}["3 x tp1pp2"]
+    assert why.startswith("balance Static: 2048 tokens need a mesh of 3 replicas")
+    assert "3 x tp1pp2" not in {a.summary for a in found.alternatives}
+
+
+def test_a_layout_is_chosen_for_makespan_where_the_balance_has_groups_on_none() -> None:
+    asked = replace(machine(3, 3, capacity=1024, max_degree=2, longest=2048), model=SMALL)
+    sampled = [np.array([2048, *[1024] * 4])]
+    assert choose(asked, sampled, "Static") == choose(asked, sampled, "Makespan")
+
+
 def test_the_same_lengths_and_devices_give_the_same_strategy_bytes() -> None:
     asked, drawn = machine(32), steps()
     assert msgspec.json.encode(choose(asked, drawn)) == msgspec.json.encode(choose(asked, list(drawn)))

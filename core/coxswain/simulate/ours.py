@@ -80,7 +80,7 @@ class Ours:
         for rank in np.flatnonzero(report.states == State.CONFIRMED):
             device = seats[rank]
             powers[device] = bucket(float(report.slowdowns[rank]), self._powers.get(device, 0))
-        self._powers = powers
+        had, self._powers = self._powers, powers
         heeded = report.heeded(heeds_suspects(self._recent[-1], run.world.costs.limit is not None))
         self._suspects = {
             d: bucket(float(heeded[r]), 0) for r, d in enumerate(seats) if heeded[r] > 1 and d not in powers
@@ -90,7 +90,8 @@ class Ours:
             if speeds.get(device, 1.0) != before.get(device, 1.0):
                 self._since[device] = run.steps
         for rank in np.flatnonzero(report.states == State.CONFIRMED):
-            self._since[seats[rank]] = int(report.since[rank])
+            if seats[rank] not in had:  # as a job does: with another speed its rent begins again
+                self._since[seats[rank]] = int(report.since[rank])
 
     def _attend(self, run: Run) -> None:
         """Standby devices are probed now and then, beside training."""

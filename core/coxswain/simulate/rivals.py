@@ -14,7 +14,7 @@ from coxswain.plan.layouts.costs import Costs
 from coxswain.plan.layouts.malleus import THRESHOLD, malleus
 from coxswain.plan.layouts.migration import migration
 from coxswain.plan.layouts.result import kept_in_place
-from coxswain.plan.layouts.rivals import data_only, layers_only, rigid
+from coxswain.plan.layouts.rivals import data_only, layers_only, resihp, rigid
 from coxswain.plan.layouts.search import search, without
 from coxswain.plan.layouts.settle import Draft, Settler
 from coxswain.simulate.run import Measured, Run
@@ -26,6 +26,7 @@ FORM = 1.0  # seconds of forming the next world, as of ours
 COUNTED = 64  # devices up to which what moves is counted for rivals; listing it takes seconds of planning elsewhere
 GAP = 0.3  # a rate that moves by less is no reason to plan, in the code of Malleus
 
+Rates = tuple[tuple[float, ...], ...]
 Find = Callable[[World, Costs, Draft], Draft | None]
 
 
@@ -58,6 +59,7 @@ class Choice:
     cost: float
     cause: str
     rents: bool
+    rates: Rates  # that it was planned for
 
 
 class Known:
@@ -107,7 +109,9 @@ class Rival:
         self._plan: tuple[float, Sequence[Choice]] | None = None
         self._rent = 0.0  # seconds that restarting at the onset would have saved so far
         self._done = True
-        self._rates: tuple[tuple[float, ...], ...] = ()  # that the layout was planned for, as published
+        self._rates: Rates = ()  # that the layout was planned for, as published
+        self._news = False  # whether something is known that nothing was planned for
+        self._planning = False  # a plan that is kept until it is there: the published code plans while it waits
 
     def _knows(self, run: Run) -> Known:
         self._known = self._known or Known((run.trace.nodes, run.trace.devices), self.kind.window, self.kind.least)
@@ -115,8 +119,9 @@ class Rival:
 
     def stepped(self, run: Run, measured: Measured) -> None:
         known = self._knows(run)
-        if known.learn(run.truth, run.now, self._felt(run, known.truth)):
-            self._plan, self._done = None, False
+        self._news |= known.learn(run.truth, run.now, self._felt(run, known.truth))
+        if self._news and not self._planning:
+            self._plan, self._done, self._news = None, False, False
         if not self._done:
             self._consider(run, known.truth)
 
@@ -137,9 +142,10 @@ class Rival:
         self._rent += max((stays - c.step for c in choices if c.rents), default=-self._rent)
         if run.now < ready:
             return
+        self._planning = False
         for choice in choices:
             if not choice.rents or self._rent >= choice.cost:
-                self._done, self._plan, self._rent = self.kind.published, None, 0.0
+                self._done, self._plan, self._rent, self._rates = self.kind.published, None, 0.0, choice.rates
                 run.change(choice.draft, choice.cost, choice.cause)
                 return
 
@@ -147,14 +153,14 @@ class Rival:
         """Plans, beside training. The steps until the cause was known count as rent too."""
         took = self.kind.planning(run.world.costs.cluster.devices, len(run.draft.chains)) * run.truth.planning
         choices = self._choices(run, truth)
-        self._plan = run.now + took, choices
+        self._plan, self._planning = (run.now + took, choices), self.kind.published and bool(choices)
         if not self._rent:
             self._rent = (self.kind.window - 1) * max((stays - c.step for c in choices if c.rents), default=0.0)
 
     def _choices(self, run: Run, truth: Truth) -> list[Choice]:
         """Its own layout, and to take back by a restart devices that run no part of the present one; those worth it."""
         costs, stays, found = run.world.under(truth), _seconds(run, run.draft, truth), []
-        if self.kind.find and self._moved(truth) and (draft := self._found(run, truth)):
+        if self.kind.find and self._moved(_rates(truth)) and (draft := self._found(run, truth)):
             found.append(self._choice(run, truth, draft, self.kind.restarts))
         back = frozenset(replicas_of(run.world.healthy)) - run.devices - truth.lost
         name = f"{self.name} again"
@@ -163,22 +169,20 @@ class Rival:
         found = [c for c in found if math.isfinite(c.step)]
         return [c for c in found if c.step < stays - 1e-9 or (self.kind.published and c.draft != run.draft)]
 
-    def _moved(self, truth: Truth) -> bool:
-        """As published by Malleus: slow is above its threshold, and a rate that moves by little is no reason."""
+    def _moved(self, rates: Rates) -> bool:
+        """As published by Malleus: a rate that moves by little is no reason."""
         if not self.kind.published:
             return True
-        rates = tuple(tuple(x if x >= THRESHOLD else 1.0 for x in row) for row in truth.slowdowns)
         before = self._rates or tuple((1.0,) * len(row) for row in rates)
         pairs = (pair for rows in zip(rates, before, strict=True) for pair in zip(*rows, strict=True))
-        moved = any(x != y and abs(x - y) >= GAP for x, y in pairs)
-        self._rates = rates if moved else before
-        return moved
+        return any(x != y and abs(x - y) >= GAP for x, y in pairs)
 
     def _choice(self, run: Run, truth: Truth, draft: Draft, restart: bool) -> Choice:
         step = _seconds(run, draft, truth)
         if restart:  # saves and loads a checkpoint; nothing is done again
-            return Choice(draft, step, run.settings.restart + 2 * load_seconds(run.world), "restart", True)
-        return Choice(draft, step, _moving(run, draft, truth), "migration", False)
+            cost = run.settings.restart + 2 * load_seconds(run.world)
+            return Choice(draft, step, cost, "restart", True, _rates(truth))
+        return Choice(draft, step, _moving(run, draft, truth), "migration", False, _rates(truth))
 
     def _found(self, run: Run, truth: Truth) -> Draft | None:
         find, costs = self.kind.find, run.world.under(truth)
@@ -204,8 +208,13 @@ class Rival:
         else:
             run.redo()
             run.change(draft, run.settings.restart + load_seconds(run.world), "restart")
-        self._plan, self._done = None, False
+        self._plan, self._done, self._planning, self._rates = None, False, False, _rates(truth)
         return True
+
+
+def _rates(truth: Truth) -> Rates:
+    """As published by Malleus: what is not above its threshold is not slow."""
+    return tuple(tuple(x if x >= THRESHOLD else 1.0 for x in row) for row in truth.slowdowns)
 
 
 def _moving(run: Run, draft: Draft, truth: Truth) -> float:
@@ -288,6 +297,13 @@ KINDS = (
         searches=True,
     ),
     Kind(
+        "resihp",
+        lambda world, costs, current: resihp(costs, current),
+        least=1.25,
+        in_place=True,
+        searches=True,
+    ),
+    Kind(
         "malleus",
         lambda world, costs, current: malleus(costs, current),
         planning=lambda devices, replicas: 20.0 * max(1.0, devices / 64) ** 0.4,
@@ -299,8 +315,9 @@ KINDS = (
 )
 """rigid: Megatron-LM and DeepSpeed. restart: DLRover's exclusion, of devices instead of nodes, by ski rental. data-only: strategy
 S2 of GREYHOUND, whose program takes 6.8 s at 256 replicas and 35.9 s at 512, and whose detection verifies a change by mean
-iterations that differ by 10 % (section 4). layers-only: ResiHP (arXiv 2605.06374), which looks for a slow device once an
-iteration takes 25 % longer than predicted; a device that slows down so much slows down an iteration by no more. malleus: as
+iterations that differ by 10 % (section 4). resihp: ResiHP (arXiv 2605.06374), which looks for a slow device once an
+iteration takes 25 % longer than predicted; a device that slows down so much slows down an iteration by no more. layers-only:
+the same, of which only layers move. malleus: as
 coded (`coxswain.plan.layouts.malleus`), planned in tens of seconds at 64 devices and a minute at 1,024, from the checkpoint
 after a loss. torchft: replicas come and go. always: our layouts without the ladder, for each change of a device that lasts
 three steps.

@@ -96,10 +96,10 @@ class States:
         self._change(State.NORMAL, left, np.full_like(self._begin, step))
 
     def judge(self, step: int, probed: Floats, estimate: Floats, least: Floats) -> None:
-        """What the probe of suspects says, NaN: no answer yet; `least`: the slowdown that confirms."""
-        agreed = self.suspected & (probed >= least)
+        """What the probe of suspects says, NaN: no answer yet; `least`: the slowdown that confirms one whose steps are slow."""
         estimate = np.where(probed > estimate * self._t.enter, probed, estimate)  # its first steps were slow in part
-        self.slowdowns[agreed] = np.round(np.maximum(estimate[agreed], self._t.enter), 2)
+        agreed = self.suspected & (probed >= least) & (np.round(estimate, 2) >= self._t.enter)
+        self.slowdowns[agreed] = np.round(estimate[agreed], 2)
         self._calm[agreed], self._rest_needed[agreed] = 0, self._t.rest
         self._change(State.CONFIRMED, agreed, self._begin)
         refuted = self.suspected & (probed < least)

@@ -1,7 +1,8 @@
 """Places steps: one after another in this process, or in processes beside it where a balance may take long.
 
-A plan that is late is not waited for: `FALL_BACK` places its step. Placements are recorded, with the name of what placed
-them, before anything of them is delivered: a restart reads them, whatever was late.
+A plan that is late is not waited for, and a step that does not fit the job's balance ends no job: `FALL_BACK` places it.
+Placements are recorded, with the name of what placed them, before anything of them is delivered: a restart reads them,
+whatever was late.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from coxswain.config import JobConfig
 from coxswain.cost.constants import Hardware
+from coxswain.errors import Refused
 from coxswain.layout import Layout
 from coxswain.plan import planners
 from coxswain.plan.step import plan_step
@@ -67,17 +69,35 @@ def is_slow(job: JobConfig) -> bool:
     return job.parallelism.balance.lower() in planners.SLOW
 
 
-def in_turn(place: Callable[[list[int], Speeds], Placement]) -> Placer:
-    """Places one step after another, however long it takes."""
-    return lambda steps, _, speeds: Placed({step: place(lengths, speeds) for step, lengths in steps.items()})
+def in_turn(planner: Planner, layout: Layout, job: JobConfig) -> Placer:
+    """Places one step after another, however long it takes. The fall-back places what does not fit the job's balance: rivals
+    have groups of one size, or of powers of two, which may not hold a sequence that these replicas hold."""
+    balance, fall_back = job.parallelism.balance, _fall_back(job)
+
+    def place(steps: Mapping[int, list[int]], _: IsLate, speeds: Speeds) -> Placed:
+        placements, missing = dict[int, Placement](), list[Missing]()
+        for step, lengths in steps.items():
+            try:
+                placements[step] = planner(lengths, layout, job, speeds)
+            except Refused as refused:
+                if refused.reason != "CapacityLost":
+                    raise
+                placements[step] = planner(lengths, layout, fall_back, speeds)
+                missing.append(Missing(step, balance, 0.0, refused.message))
+        return Placed(placements, tuple(missing))
+
+    return place
+
+
+def _fall_back(job: JobConfig) -> JobConfig:
+    return replace(job, parallelism=replace(job.parallelism, balance=FALL_BACK))
 
 
 def in_processes(
     solvers: Solvers, planner: Planner, layout: Layout, job: JobConfig, observe: Callable[[float], None]
 ) -> Placer:
     """Places several steps at once; those that are late or fail by the fall-back. `observe` takes the seconds of each plan."""
-    balance = job.parallelism.balance
-    fall_back = replace(job, parallelism=replace(job.parallelism, balance=FALL_BACK))
+    balance, fall_back = job.parallelism.balance, _fall_back(job)
 
     def place(steps: Mapping[int, list[int]], is_late: IsLate, speeds: Speeds) -> Placed:
         began = time.monotonic()

@@ -43,15 +43,7 @@ class Failed:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """The planner has refused the step: the user's fault."""
-
-    reason: str
-    message: str
-
-
-Answer = Solved | Failed | Rejected
+Answer = Solved | Failed
 Planner = Callable[[list[int], Layout, JobConfig, tuple[float, ...]], Placement]
 
 
@@ -77,7 +69,7 @@ class Solvers:
     ) -> dict[int, Solved | Failed]:  # fmt: skip
         """Answers by step. Those that are late are left out, and what still computes them is killed.
 
-        Raises Refused where the planner does, Retryable once this is closed.
+        Raises Retryable once this is closed.
         """
         left, found = deque(steps), dict[int, Solved | Failed]()
         try:
@@ -133,8 +125,6 @@ class Solvers:
             self._end(lambda each: each is solver)
             return {step: Failed(f"its process ended with {solver.process.exitcode}")}
         solver.step = None
-        if isinstance(answer, Rejected):
-            raise Refused(answer.reason, answer.message)
         return {step: answer}
 
     def _end(self, ends: Callable[[_Solver], bool]) -> None:
@@ -180,7 +170,7 @@ def _answer(planner: Planner, lengths: list[int], layout: Layout, job: JobConfig
     began = time.monotonic()
     try:
         return Solved(planner(lengths, layout, job, speeds), time.monotonic() - began)
-    except Refused as refused:
-        return Rejected(refused.reason, refused.message)
+    except Refused as refused:  # the fall-back refuses too what is the user's fault
+        return Failed(refused.message)
     except Exception as error:
         return Failed(f"{type(error).__name__}: {error}")

@@ -35,11 +35,15 @@ RecordEvent = Callable[[str, str, bool], None]
 
 
 def thresholds_of(config: StragglerConfig) -> Thresholds:
-    """A straggler is again normal at half of what makes one; the probe must find three quarters of it."""
+    """A straggler is again normal at half of what makes one; the probe must find three quarters of it.
+
+    No window or step suffices alone that the job does not count as slow.
+    """
     part, default = config.threshold_percent / 100, Thresholds()
+    enter = 1 + part
     return Thresholds(
-        enter=1 + part, leave=1 + part / 2, probe=1 + 0.75 * part, unknown=max(default.unknown, 1 + part),
-        window=config.window_steps,
+        enter=enter, leave=1 + part / 2, probe=1 + 0.75 * part, unknown=max(default.unknown, enter),
+        urgent=max(default.urgent, enter), alarm=max(default.alarm, 2 * enter), window=config.window_steps,
     )  # fmt: skip
 
 

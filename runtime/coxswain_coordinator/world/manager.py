@@ -298,10 +298,10 @@ class WorldManager:
         job = replace(self._state.strategy.job, model=replace(self._state.job.model, vocabulary=vocabulary))
         seconds = self._state.metrics["coxswain_planner_seconds"]
 
-        def place(lengths: list[int], speeds: Speeds) -> Placement:
+        def timed(lengths: list[int], layout: Layout, job: JobConfig, speeds: Speeds) -> Placement:
             with seconds.time():
-                return self._planner(lengths, record.layout, job, speeds)
+                return self._planner(lengths, layout, job, speeds)
 
         if self.solvers is None:
-            return in_turn(place)
+            return in_turn(timed, record.layout, job)
         return in_processes(self.solvers, self._planner, record.layout, job, seconds.observe)

@@ -6,9 +6,10 @@ All are judged by the same event simulation. `current` is the layout that runs, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 from coxswain.plan.layouts.chains import Chain, chain, with_layers
-from coxswain.plan.layouts.costs import Costs, Group
+from coxswain.plan.layouts.costs import Costs, Group, make_group
 from coxswain.plan.layouts.malleus import malleus
 from coxswain.plan.layouts.search import search, without
 from coxswain.plan.layouts.settle import Draft, Settler
@@ -44,11 +45,40 @@ def data_only(costs: Costs, current: Draft) -> Draft | None:
 
 
 def layers_only(costs: Costs, current: Draft) -> Draft | None:
-    """The same groups and micro-batches with other layers, as ResiHP (arXiv 2605.06374) moves them between stages."""
+    """The same groups and micro-batches with other layers: what moving layers between stages gives alone."""
     old = slowed(costs, current)
-    chains = [chain(costs, c.groups, len(old)) for c in old] if old else []
-    found = [c for c in chains if c]
-    return _with_counts(costs, found, current.counts) if found and len(found) == len(chains) else None
+    chains = _levelled(costs, [c.groups for c in old]) if old else None
+    return _with_counts(costs, chains, current.counts) if chains else None
+
+
+def resihp(costs: Costs, current: Draft) -> Draft | None:
+    """ResiHP (arXiv 2605.06374): of each tensor group the members that compute most, a power of two, with other layers and
+    micro-batches. At its best: all members, or the micro-batches as they are, where that is faster."""
+    parts = [[_subgroup(costs, g) for g in c.groups] for c in current.chains]
+    whole = [[_slowed(costs, g) for g in c.groups] for c in current.chains]
+    found = list[Draft]()
+    for chains in (_levelled(costs, [[g for g in groups if g] for groups in parts]), _levelled(costs, whole)):
+        if chains and (dealt := Settler(costs).deal(chains)):
+            found += [dealt, _with_counts(costs, chains, current.counts)]
+    return min(found, key=lambda draft: draft.seconds, default=None)
+
+
+def _subgroup(costs: Costs, group: Group) -> Group | None:
+    """The members whose number, a power of two, over the slowest one's slowdown is greatest; None: all are dead."""
+    row, found = costs.cluster.slowdowns[group.node], list[tuple[float, Group]]()
+    alive = sorted((d for d in group.devices if row[d] < float("inf")), key=lambda d: (row[d], d))
+    for k in (1 << n for n in range(len(alive).bit_length())):
+        found.append((k / row[alive[k - 1]], make_group(group.node, alive[:k], row[alive[k - 1]])))
+    return max(found, key=itemgetter(0))[1] if found else None
+
+
+def _levelled(costs: Costs, chains: Sequence[Sequence[Group]]) -> list[Chain] | None:
+    """Chains of these groups with their layers levelled; None: one has a dead device, or the model does not fit on it."""
+    if any(g.slowdown == float("inf") for groups in chains for g in groups) or not all(chains):
+        return None
+    found = [chain(costs, groups, len(chains)) for groups in chains]
+    fit = [c for c in found if c]
+    return fit if len(fit) == len(found) else None
 
 
 def _with_counts(costs: Costs, chains: Sequence[Chain], counts: Sequence[int]) -> Draft:
@@ -60,7 +90,7 @@ def _with_counts(costs: Costs, chains: Sequence[Chain], counts: Sequence[int]) -
 def drop_devices(costs: Costs, current: Draft) -> Draft | None:
     """Without slow devices, on the best layout that our search finds for the others; a restart is not counted.
 
-    As ResiHP excludes devices, and Oobleck (Jang et al., SOSP 2023) plans pipelines for those that are left.
+    As Oobleck (Jang et al., SOSP 2023) plans pipelines for the devices that are left.
     """
     return _without(costs, [[x if x == 1 else float("inf") for x in row] for row in costs.cluster.slowdowns])
 
@@ -82,5 +112,6 @@ RIVALS: dict[str, Rival] = {
     "drop-nodes": drop_nodes,
     "data-only": data_only,
     "layers-only": layers_only,
+    "resihp": resihp,
     "malleus": malleus,
 }

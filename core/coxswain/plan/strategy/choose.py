@@ -56,23 +56,41 @@ def choose(machine: Machine, steps: Sequence[Ints], balance: str = "Makespan", p
     proposals = _one_mode(sorted(found, key=lambda p: (p.seconds, p.counts)))
     if not proposals:
         raise Refused("NoStrategy", _nothing(machine, steps, refused))
-    judged = [_judged(machine, p, steps, balance) for p in proposals[:placed]]
+    own = FALL_BACK if balance.lower() in SLOW else balance
+    judged, without = _judged(machine, proposals, steps, own, placed)
+    if not judged:  # as a job does with steps that do not fit its balance
+        judged, without = _judged(machine, proposals, steps, FALL_BACK, placed)
     judged.sort(key=lambda alternative: alternative.seconds)
-    rest = [p.alternative() for p in proposals[placed:]]
+    had = {a.summary for a in judged} | {r.summary for r in without}
+    rest = [p.alternative() for p in proposals if name_of(p.counts) not in had]
     return Strategy(
         chosen=judged[0],
         alternatives=(*judged[1:], *rest),
-        refused=_once(refused, proposals),
+        refused=(*_once(refused, proposals), *without),
         memory_bytes=machine.memory,
         steps=len(steps),
         tokens=round(float(np.mean([lengths.sum() for lengths in steps]))),
     )
 
 
-def _judged(machine: Machine, proposal: Proposal, steps: Sequence[Ints], balance: str) -> Alternative:
-    p = proposal
-    trial = trial_of(machine, p.counts, p.recompute, p.capacities)
-    return p.alternative(step_seconds(machine, trial, steps, FALL_BACK if balance.lower() in SLOW else balance))
+def _judged(
+    machine: Machine, proposals: Sequence[Proposal], steps: Sequence[Ints], balance: str, most: int
+) -> tuple[list[Alternative], list[Refusal]]:
+    """The first layouts on which the balance places the sampled steps and the longest sequence; before them those without."""
+    found, without = list[Alternative](), list[Refusal]()
+    for p in proposals:
+        if len(found) == most:
+            break
+        trial = trial_of(machine, p.counts, p.recompute, p.capacities)
+        try:
+            if machine.longest:
+                step_seconds(machine, trial, [np.array([machine.longest])], balance)
+            found.append(p.alternative(step_seconds(machine, trial, steps, balance)))
+        except Refused as refused:
+            if refused.reason != "CapacityLost":
+                raise
+            without.append(Refusal(name_of(p.counts), f"balance {balance}: {refused.message}"))
+    return found, without
 
 
 def _one_mode(proposals: list[Proposal]) -> list[Proposal]:

@@ -209,7 +209,8 @@ def faster(job, vocabulary, layout: Layout, speeds, least_gain) -> Options:
 
 async def loses_one(lead: Lead, planner: Any = faster) -> None:
     """Trainer 1 of three is lost after two steps."""
-    lead.state.ladder._beside, lead.state.ladder._planner = at_once, planner
+    ladder = lead.state.ladder
+    ladder._beside, ladder._planner, ladder._judge = at_once, planner, lambda job, ids, options, steps: options
     await run_steps(lead, 2)
     lose(lead, 1)
     register(lead, *holding(lead, 2, 0, 2, wards={2: (1,)}))

@@ -10,7 +10,11 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: `service` exports it; units are in the name."""
+    """One metric: `service` exports it; units are in the name.
+
+    `known`: values of the labels, each with a series from the start. A series that begins at its first event lacks that event
+    in `rate` and `increase`.
+    """
 
     service: str
     name: str
@@ -18,6 +22,7 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    known: tuple[tuple[str, ...], ...] = ()
 
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
@@ -116,6 +121,12 @@ METRICS: tuple[Metric, ...] = (
         ("trainer", "node"),
     ),
     Metric("coordinator", "coxswain_worker_exits_total", "counter", "Workers that ended.", ("trainer", "exit_code")),
+    Metric(
+        "coordinator",
+        "coxswain_worker_failures_total",
+        "counter",
+        "Workers that ended with another exit code than 0 and 3, which are orderly.",
+    ),
     Metric("loader", "coxswain_loader_samples_total", "counter", "Samples tokenised.", ("source",)),
     Metric("loader", "coxswain_loader_tokens_served_total", "counter", "Tokens served over Flight.", ("source",)),
     Metric("loader", "coxswain_loader_open_objects", "gauge", "Objects held open."),
@@ -141,7 +152,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("constructor", "coxswain_constructor_bytes_total", "counter", "Bytes fetched from loaders.", ("loader",)),
     Metric("agent", "coxswain_agent_workers", "gauge", "Workers alive."),
     Metric("agent", "coxswain_agent_worker_restarts_total", "counter", "Workers started after the first time."),
-    Metric("operator", "coxswain_reconcile_total", "counter", "Reconcile passes by how they ended.", ("result",)),
+    Metric(
+        "operator",
+        "coxswain_reconcile_total",
+        "counter",
+        "Reconcile passes by how they ended.",
+        ("result",),
+        known=(("ok",), ("conflict",), ("error",)),
+    ),
     Metric("operator", "coxswain_reconcile_seconds", "histogram", "One reconcile pass.", (), _SECONDS),
     Metric("operator", "coxswain_operator_leader", "gauge", "1 while this operator holds the Lease."),
     Metric("operator", "coxswain_operator_jobs", "gauge", "TrainingJobs that the queue knows."),

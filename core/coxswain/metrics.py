@@ -26,6 +26,8 @@ class Metric:
 
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
+_LONG = (*_SECONDS, 300, 600, 1200, 1800, 3600, 7200)
+"""For what takes hours on large models. A quantile never exceeds the last bucket."""
 
 METRICS: tuple[Metric, ...] = (
     Metric("coordinator", "coxswain_step", "gauge", "Last completed step."),
@@ -38,7 +40,7 @@ METRICS: tuple[Metric, ...] = (
         "Loss of the last evaluation, over so many tokens of held-out documents. Absent before the first one.",
         ("tokens",),
     ),
-    Metric("coordinator", "coxswain_evaluation_seconds", "histogram", "Wall time of an evaluation.", (), _SECONDS),
+    Metric("coordinator", "coxswain_evaluation_seconds", "histogram", "Wall time of an evaluation.", (), _LONG),
     Metric("coordinator", "coxswain_gradient_norm", "gauge", "Norm of the last step's gradient, before clipping."),
     Metric("coordinator", "coxswain_learning_rate", "gauge", "Learning rate of the last step."),
     Metric(
@@ -48,7 +50,7 @@ METRICS: tuple[Metric, ...] = (
         "Model FLOPs of the last step over the devices' peak. Absent where the peak is unknown, as on cpu.",
         ("hardware",),
     ),
-    Metric("coordinator", "coxswain_step_seconds", "histogram", "Wall time of a step.", (), _SECONDS),
+    Metric("coordinator", "coxswain_step_seconds", "histogram", "Wall time of a step.", (), _LONG),
     Metric(
         "coordinator",
         "coxswain_idle_fraction",
@@ -90,7 +92,7 @@ METRICS: tuple[Metric, ...] = (
         "histogram",
         "From the step boundary to the manifest.",
         (),
-        _SECONDS,
+        _LONG,
     ),
     Metric(
         "coordinator",

@@ -8,7 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN_DIR ?= runs/stdlib
 CORPUS := runs/corpus
-TEST_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm versitygw
+TEST_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm versitygw promtool
 E2E_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl coredns pause helm versitygw
 SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok kubectl jobset trainer training-operator
 # More than processors: half of a test's time is a wait for real processes.
@@ -84,7 +84,7 @@ manifests: .venv/.ready  ## write dist/install.yaml, the chart for people withou
 	@$(BIN)/python charts/plain.py --set image.registry=$(REGISTRY) > dist/install.yaml
 	@echo "wrote dist/install.yaml: kubectl apply --server-side --filename dist/install.yaml"
 
-binaries: .venv/.ready  ## build etcd, Kubernetes' servers, Helm and an S3 server from Go modules into .cache/ (once, some minutes)
+binaries: .venv/.ready  ## build etcd, Kubernetes' servers, Helm, promtool and an S3 server from Go modules into .cache/ (once, some minutes)
 	$(BIN)/python -m e2e.tools.build $(TEST_TOOLS)
 
 test-slow: .venv/.ready binaries  ## the long matrix, and the property tests on newly drawn examples; goes on behind what passed at this commit

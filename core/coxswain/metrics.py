@@ -10,7 +10,11 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: `service` exports it; units are in the name."""
+    """One metric: `service` exports it; units are in the name.
+
+    `known`: values of the labels, each with a series from the start. A series that begins at its first event lacks that event
+    in `rate` and `increase`.
+    """
 
     service: str
     name: str
@@ -18,9 +22,12 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    known: tuple[tuple[str, ...], ...] = ()
 
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
+_LONG = (*_SECONDS, 300, 600, 1200, 1800, 3600, 7200)
+"""For what takes hours on large models. A quantile never exceeds the last bucket."""
 
 METRICS: tuple[Metric, ...] = (
     Metric("coordinator", "coxswain_step", "gauge", "Last completed step."),
@@ -33,7 +40,7 @@ METRICS: tuple[Metric, ...] = (
         "Loss of the last evaluation, over so many tokens of held-out documents. Absent before the first one.",
         ("tokens",),
     ),
-    Metric("coordinator", "coxswain_evaluation_seconds", "histogram", "Wall time of an evaluation.", (), _SECONDS),
+    Metric("coordinator", "coxswain_evaluation_seconds", "histogram", "Wall time of an evaluation.", (), _LONG),
     Metric("coordinator", "coxswain_gradient_norm", "gauge", "Norm of the last step's gradient, before clipping."),
     Metric("coordinator", "coxswain_learning_rate", "gauge", "Learning rate of the last step."),
     Metric(
@@ -43,7 +50,7 @@ METRICS: tuple[Metric, ...] = (
         "Model FLOPs of the last step over the devices' peak. Absent where the peak is unknown, as on cpu.",
         ("hardware",),
     ),
-    Metric("coordinator", "coxswain_step_seconds", "histogram", "Wall time of a step.", (), _SECONDS),
+    Metric("coordinator", "coxswain_step_seconds", "histogram", "Wall time of a step.", (), _LONG),
     Metric(
         "coordinator",
         "coxswain_idle_fraction",
@@ -85,7 +92,7 @@ METRICS: tuple[Metric, ...] = (
         "histogram",
         "From the step boundary to the manifest.",
         (),
-        _SECONDS,
+        _LONG,
     ),
     Metric(
         "coordinator",
@@ -116,6 +123,12 @@ METRICS: tuple[Metric, ...] = (
         ("trainer", "node"),
     ),
     Metric("coordinator", "coxswain_worker_exits_total", "counter", "Workers that ended.", ("trainer", "exit_code")),
+    Metric(
+        "coordinator",
+        "coxswain_worker_failures_total",
+        "counter",
+        "Workers that ended with another exit code than 0 and 3, which are orderly.",
+    ),
     Metric("loader", "coxswain_loader_samples_total", "counter", "Samples tokenised.", ("source",)),
     Metric("loader", "coxswain_loader_tokens_served_total", "counter", "Tokens served over Flight.", ("source",)),
     Metric("loader", "coxswain_loader_open_objects", "gauge", "Objects held open."),
@@ -141,7 +154,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("constructor", "coxswain_constructor_bytes_total", "counter", "Bytes fetched from loaders.", ("loader",)),
     Metric("agent", "coxswain_agent_workers", "gauge", "Workers alive."),
     Metric("agent", "coxswain_agent_worker_restarts_total", "counter", "Workers started after the first time."),
-    Metric("operator", "coxswain_reconcile_total", "counter", "Reconcile passes by how they ended.", ("result",)),
+    Metric(
+        "operator",
+        "coxswain_reconcile_total",
+        "counter",
+        "Reconcile passes by how they ended.",
+        ("result",),
+        known=(("ok",), ("conflict",), ("error",)),
+    ),
     Metric("operator", "coxswain_reconcile_seconds", "histogram", "One reconcile pass.", (), _SECONDS),
     Metric("operator", "coxswain_operator_leader", "gauge", "1 while this operator holds the Lease."),
     Metric("operator", "coxswain_operator_jobs", "gauge", "TrainingJobs that the queue knows."),

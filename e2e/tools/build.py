@@ -25,7 +25,7 @@ MODULE = Path(__file__).resolve().parent
 PEERS = ("jobset", "trainer", "training-operator")
 # Tools with a folder beside this file: some that need other libraries than the rest, and one of our
 # own.
-OWN_MODULE = ("kwok", "pause", *PEERS)
+OWN_MODULE = ("kwok", "pause", "promtool", *PEERS)
 CACHE = MODULE.parents[1] / ".cache"
 BIN = CACHE / "bin"
 SCRATCH = CACHE / "go" / "scratch"
@@ -46,10 +46,13 @@ TOOLS = {
     "helm": "helm.sh/helm/v3/cmd/helm",
     "versitygw": "github.com/versity/versitygw/cmd/versitygw",
     "pause": "coxswain.dev/pause",
+    "promtool": "github.com/prometheus/prometheus/cmd/promtool",
     "jobset": "sigs.k8s.io/jobset",
     "trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",
     "training-operator": "github.com/kubeflow/training-operator/cmd/training-operator.v1",
 }
+# Build tags of a tool. Without this one promtool also holds the libraries of two dozen clouds.
+TAGS = {"promtool": "remove_all_sd"}
 # Without the version nodes and `kubectl version` report `v0.0.0-master+$Format:%H$`.
 LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}"
 
@@ -76,6 +79,7 @@ def stamp(name: str) -> str:
     module = module_of(name)
     files = [module / "go.mod", module / "go.sum", *sorted(module.glob("*.go"))]
     parts = [*(file.read_bytes() for file in files), LINKER_FLAGS.encode(), TOOLS[name].encode()]
+    parts += [TAGS[name].encode()] if name in TAGS else []
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -111,7 +115,7 @@ def build(name: str) -> Path:
 def compile_tool(name: str) -> None:
     print(f"building {name} (once, into {BIN}) ...", file=sys.stderr, flush=True)
     made = SCRATCH / name
-    flags: list[str | Path] = ["-p", "2", "-trimpath", "-ldflags", LINKER_FLAGS, "-o", made]
+    flags: list[str | Path] = ["-p", "2", "-trimpath", "-ldflags", LINKER_FLAGS, "-tags", TAGS.get(name, ""), "-o", made]
     run_guarded([go_command(), "build", *flags, TOOLS[name]], cwd=module_of(name), env=environment())
     made.replace(BIN / name)
     (BIN / f"{name}.stamp").write_text(stamp(name))

@@ -44,6 +44,7 @@ class StepCache:
             self._first, self._front = first_step, first_step - 1  # `front`: the last step handed to a rank
             self._steps: dict[int, _Step] = {}
             self._fault: CoxswainError | None = None
+            self._report()
             self._change.notify_all()
 
     def close(self) -> None:

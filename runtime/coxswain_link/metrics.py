@@ -20,7 +20,10 @@ class MetricsRegistry:
         if metric.kind == "histogram":
             return Histogram(metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=self._collectors)
         kind = Counter if metric.kind == "counter" else Gauge
-        return kind(metric.name, metric.help, metric.labels, registry=self._collectors)
+        built = kind(metric.name, metric.help, metric.labels, registry=self._collectors)
+        for values in metric.known:
+            built.labels(*values)
+        return built
 
     def __getitem__(self, name: str) -> Any:
         return self._metrics[name]

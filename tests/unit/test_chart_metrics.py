@@ -16,6 +16,7 @@ import yaml
 
 from coxswain.api.dashboards import DASHBOARDS, Panel, dashboard_json
 from coxswain.metrics import METRICS
+from coxswain_link.metrics import build
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service, ports
 from coxswain_operator.kubernetes.connection import Connection
 from coxswain_operator.workqueue import MAX_BACKOFF_SECONDS
@@ -83,6 +84,18 @@ def test_a_panel_asks_for_series_that_exist(panel: Panel) -> None:
 def test_a_panel_shows_only_the_chosen_job(panel: Panel) -> None:
     assert panel.title and panel.description.endswith(".") and panel.unit in UNITS
     assert [query for query, _ in panel.queries if 'namespace="$namespace"' not in query] == []
+
+
+@pytest.mark.parametrize("what", ["step", "checkpoint", "evaluation"])
+def test_what_takes_an_hour_is_shown_as_an_hour(what: str) -> None:
+    """A quantile of a histogram is at most its last bucket."""
+    metrics = build("coordinator")
+    metrics[f"coxswain_{what}_seconds"].observe(3600)
+    text = metrics.exposition().decode()
+    assert [f'coxswain_{what}_seconds_bucket{{le="{le}"}} {n}' in text for le, n in (("1800.0", 0.0), ("3600.0", 1.0))] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda d: d.uid)

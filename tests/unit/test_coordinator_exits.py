@@ -26,6 +26,14 @@ async def test_a_worker_that_ends_amid_the_run_without_an_error_costs_the_world_
         assert (lead.state.session.record.first_step, lead.work.done()) == (3, False)
 
 
+async def test_failures_of_workers_are_counted_together_and_orderly_ends_are_not(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        assert b"coxswain_worker_failures_total 0.0\n" in lead.state.metrics.exposition()
+        for code, rank in ((Exit.DONE, 0), (Exit.STOPPED, 1), (Exit.RETRYABLE, 0), (-9, 1)):
+            lead.leave(code, rank)
+        assert b"coxswain_worker_failures_total 2.0\n" in lead.state.metrics.exposition()
+
+
 async def test_a_run_whose_workers_end_so_in_every_world_fails(tmp_path):
     async with training(small(tmp_path)) as lead:
         await lead.saved(3)

@@ -52,6 +52,16 @@ def test_building_that_is_far_enough_ahead_waits_until_a_worker_takes_a_step():
         assert waiting.result(10) == 11
 
 
+def test_a_new_generation_has_no_step_ready_whatever_the_one_before_had():
+    ready = list[int]()
+    step_cache = StepCache(2, ready.append)
+    step_cache.open(1, 10, {0: 0})
+    filled(step_cache, 10, 11)
+    assert ready[-1] == 2
+    step_cache.open(2, 10, {0: 0})
+    assert ready[-1] == 0
+
+
 def test_ranks_of_one_replica_share_a_buffer():
     step_cache = filled(opened(), 10)
     assert step_cache.provide(1, 10, 0, 0.0) is step_cache.provide(1, 10, 1, 0.0)

@@ -59,7 +59,7 @@ JOB = Dashboard(
         Panel("Step", "Last completed step.", "short", ((f"max(coxswain_step{{{_JOB}}})", ""),), stat=True),
         Panel(
             "Steps since the checkpoint", "What would be computed again if everything were lost now.", "short",
-            ((f"max(coxswain_step{{{_JOB}}}) - max(coxswain_checkpoint_step{{{_JOB}}})", ""),), stat=True,
+            ((f"max(coxswain_step{{{_JOB}}}) + 1 - max(coxswain_checkpoint_step{{{_JOB}}})", ""),), stat=True,
         ),
         Panel(
             "World generation", "Goes up with every change of the world: a worker or a pod was replaced.", "short",
@@ -111,11 +111,17 @@ JOB = Dashboard(
         ),
         Panel("Checkpoint time", "From the step boundary to the manifest.", "s", _quantiles("coxswain_checkpoint_seconds", _JOB)),
         Panel(
-            "Workers that ended", "By trainer and exit code: 0 and 3 are orderly, 1 is tried again, 2 ends the job.", "short",
+            "Workers that failed", "With another exit code than 0 and 3, which are orderly.", "short",
+            ((f"sum(increase(coxswain_worker_failures_total{{{_JOB}}}[$__rate_interval]))", "workers"),),
+        ),
+        Panel(
+            "Workers that ended",
+            "Since the coordinator started, by trainer and exit code: 0 and 3 are orderly, 1 is tried again, 2 ends the job.",
+            "short",
             (
                 (
-                    f"sum by (trainer, exit_code) (increase(coxswain_worker_exits_total{{{_JOB}}}[$__rate_interval]))",
-                    "trainer {{trainer}}: {{exit_code}}",
+                    f"sum by (trainer, exit_code) (coxswain_worker_exits_total{{{_JOB}}})",
+                    "{{trainer}}: {{exit_code}}",
                 ),
             ),
         ),

@@ -45,7 +45,7 @@ from coxswain_coordinator.state.job_strategy import JobStrategy
 from coxswain_coordinator.state.notifier import Notifier, Topic
 from coxswain_coordinator.state.registry import Arrival, MemberRegistry, index_of
 from coxswain_coordinator.state.session import Session
-from coxswain_coordinator.state.trainers import Trainers, forget
+from coxswain_coordinator.state.trainers import Trainers, count_exit, forget
 from coxswain_coordinator.steps import seconds_beside_tasks, with_prediction, with_utilisation
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_coordinator.stragglers.figures import measured
@@ -366,7 +366,7 @@ class JobState:
 
         A user's fault ends the job in any generation; another failure costs the world.
         """
-        self.metrics["coxswain_worker_exits_total"].labels(exit_.trainer, exit_.exit_code).inc()
+        count_exit(self.metrics, exit_)
         session = self.session
         if session is None:  # the world that its agent reported is lost
             self.registry.expect_again("trainer")

@@ -1,13 +1,14 @@
-"""The trainers of the current world: names, nodes, and their metrics."""
+"""The trainers of the current world: names, nodes, and their metrics, those of their workers' ends included."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from coxswain.exits import Exit
 from coxswain.layout import Layout
 from coxswain.trainer_figures import TrainerFigures
-from coxswain.wire import Register, TrainerReport
+from coxswain.wire import Register, TrainerReport, WorkerExit
 from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.state.registry import MemberRegistry
 from coxswain_link.metrics import MetricsRegistry as Metrics
@@ -63,3 +64,10 @@ def forget(metrics: Metrics) -> None:
     """Drops the series of a world that is over: its trainers may be gone, or on other nodes."""
     for name in _METRICS:
         metrics[name].clear()
+
+
+def count_exit(metrics: Metrics, exit_: WorkerExit) -> None:
+    """Counts the end of a worker. Failures also have a series without labels: those of many trainers come to one number."""
+    metrics["coxswain_worker_exits_total"].labels(exit_.trainer, exit_.exit_code).inc()
+    if exit_.exit_code not in (Exit.DONE, Exit.STOPPED):
+        metrics["coxswain_worker_failures_total"].inc()

@@ -1,0 +1,137 @@
+"""What the chart's alerts say of series that Prometheus has recorded, by Prometheus' own promtool."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from coxswain.api.dashboards import JOB
+from coxswain.metrics import METRICS
+from coxswain_link.metrics import build
+from tests.charts import CHART, NAMESPACE, of_kind, render
+from tests.children import binary
+
+pytestmark = pytest.mark.binaries("helm", "promtool")
+
+ON = {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}}
+UP = {f'up{{namespace="{NAMESPACE}",service="coxswain-metrics"}}': "1x900"}
+TRAINS = "0+1x900"  # a step in every minute
+Series = Mapping[str, str]
+
+
+def of_job(name: str, more: str = "") -> str:
+    """A series of a job; `more`: labels."""
+    return f'{name}{{namespace="team-a",training_job="demo",pod="demo-coordinator-0"{more}}}'
+
+
+def promtool(folder: Path, series: Series, checks: list[dict]) -> None:
+    """Holds the expressions' values against what promtool computes of series with a sample a minute."""
+    (rule,) = of_kind(render({"metrics": ON}), "PrometheusRule")
+    (folder / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
+    recorded = [{"series": name, "values": values} for name, values in series.items()]
+    test = {"interval": "1m", "input_series": recorded, "promql_expr_test": checks}
+    written = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (folder / "test.yaml").write_text(yaml.safe_dump(written))
+    command = [binary("promtool"), "test", "rules", folder / "test.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def assert_firing(folder: Path, series: Series, **expected: str) -> None:
+    """`expected`: by minute, as `m40`, the name of the only alert that fires then; empty: none does. The operator is up."""
+    expr = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    checks = [
+        {"expr": expr, "eval_time": f"{minute[1:]}m", "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1}] * bool(name)}
+        for minute, name in expected.items()
+    ]  # fmt: skip
+    promtool(folder, {**UP, **series}, checks)
+
+
+def test_a_healthy_job_raises_no_alert_before_its_first_checkpoint_of_six_hours(tmp_path: Path) -> None:
+    series = {of_job("coxswain_step"): TRAINS, of_job("coxswain_checkpoint_step"): "0x330 330x600"}
+    assert_firing(tmp_path, series, m35="", m120="", m329="", m390="", m420="")
+
+
+def test_a_job_that_saves_every_hour_raises_no_alert_on_any_day(tmp_path: Path) -> None:
+    saves = " ".join(f"{60 * hour}x59" for hour in range(15))
+    series = {of_job("coxswain_step"): TRAINS, of_job("coxswain_checkpoint_step"): saves}
+    assert_firing(tmp_path, series, m420="", m899="")
+
+
+def test_steps_that_are_in_no_checkpoint_six_hours_later_raise_the_alert(tmp_path: Path) -> None:
+    series = {of_job("coxswain_step"): TRAINS, of_job("coxswain_checkpoint_step"): "0x59 60x900"}
+    assert_firing(tmp_path, series, m400="", m460="CoxswainCheckpointsFail")
+
+
+def test_a_job_that_waited_long_for_trainers_is_given_six_hours_of_steps_before_the_alert(tmp_path: Path) -> None:
+    series = {of_job("coxswain_step"): "0x400 1+1x400", of_job("coxswain_checkpoint_step"): "0x900"}
+    assert_firing(tmp_path, series, m445="", m750="", m799="CoxswainCheckpointsFail")
+
+
+def test_a_job_that_stalls_under_a_new_coordinator_raises_the_alert_half_an_hour_later(tmp_path: Path) -> None:
+    series = {of_job("coxswain_step"): "2x900", of_job("coxswain_checkpoint_step"): "3x900"}
+    assert_firing(tmp_path, series, m20="", m32="CoxswainJobStalled")
+
+
+def test_crashes_of_different_trainers_raise_the_alert(tmp_path: Path) -> None:
+    """Each of them begins a series of the labelled metric with a 1, which is no increase to Prometheus."""
+    failures = {of_job("coxswain_worker_failures_total"): "0x5 1 2 3 4 5x30"}
+    exits = {
+        of_job("coxswain_worker_exits_total", f',trainer="trainer-{i}",exit_code="1"'): "_ " * (6 + i) + "1x30"
+        for i in range(5)
+    }
+    assert_firing(tmp_path, {**failures, **exits}, m5="", m15="CoxswainWorkersCrash", m45="")
+
+
+def test_three_crashes_in_half_an_hour_raise_no_alert(tmp_path: Path) -> None:
+    assert_firing(tmp_path, {of_job("coxswain_worker_failures_total"): "0x5 1x3 2x3 3x60"}, m15="", m30="")
+
+
+def test_an_operator_that_is_down_raises_the_alert_beside_another_release_of_its_name(tmp_path: Path) -> None:
+    other = {'up{namespace="elsewhere",service="coxswain-metrics"}': "1x60"}
+    down = dict.fromkeys(UP, "1x10 0x50")
+    assert_firing(tmp_path, {**other, **down}, m10="", m20="CoxswainOperatorDown")
+
+
+def test_a_trainer_without_data_raises_the_alert_once_there_is_a_world_and_not_before(tmp_path: Path) -> None:
+    """A step a quarter of an hour is so little that no other alert is due."""
+    slow = " ".join(f"{2 + n}x12" for n in range(30))
+    series = {
+        of_job("coxswain_step"): slow,
+        of_job("coxswain_checkpoint_step"): "3x390",
+        of_job("coxswain_world_generation"): "0x60 1x300",
+        of_job("coxswain_constructor_ready_steps", ',index="0"'): "0x390",
+        of_job("coxswain_constructor_ready_steps", ',index="1"'): "4x390",
+    }
+    assert_firing(tmp_path, series, m50="", m80="CoxswainDataStarved")
+
+
+@pytest.mark.parametrize(("step", "saved", "lost"), [(2, 3, 0), (5, 3, 3)])
+def test_the_panel_counts_the_steps_that_no_checkpoint_holds(tmp_path: Path, step: int, saved: int, lost: int) -> None:
+    (panel,) = (p for p in JOB.panels if p.title == "Steps since the checkpoint")
+    ((query, _),) = panel.queries
+    chosen = query.replace("$namespace", "team-a").replace("$training_job", "demo")
+    series = {of_job("coxswain_step"): f"{step}x5", of_job("coxswain_checkpoint_step"): f"{saved}x5"}
+    promtool(tmp_path, series, [{"expr": chosen, "eval_time": "2m", "exp_samples": [{"labels": "{}", "value": lost}]}])
+
+
+def counters_of_thresholds() -> list[tuple[str, str]]:
+    """(counter, its selector) of each alert that compares a rate or an increase."""
+    written = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    return [found for alert in written for found in re.findall(r"(?:rate|increase)\((\w+)(\{[^}]*\})?\[", alert["expr"])]
+
+
+@pytest.mark.parametrize(("counter", "selector"), counters_of_thresholds())
+def test_a_counter_whose_increase_raises_an_alert_has_its_series_from_the_start(counter: str, selector: str) -> None:
+    """Prometheus sees no increase in the first sample of a series."""
+    (service,) = {metric.service for metric in METRICS if metric.name == counter}
+    families = text_string_to_metric_families(build(service).exposition().decode())
+    series = [sample for family in families for sample in family.samples if sample.name == counter]
+    wanted = dict(re.findall(r'(\w+)="([^"]*)"', selector)).items()
+    assert [sample.value for sample in series if wanted <= sample.labels.items()] == [0.0]

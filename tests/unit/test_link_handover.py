@@ -80,17 +80,17 @@ def files_left(count: int) -> Iterator[None]:
 
 
 def test_a_worker_that_comes_while_its_constructor_may_open_no_file_is_served_once_it_may():
-    said = threading.Event()
+    """Of two workers: a waiting `accept` has a descriptor in reserve, so the first one is let in."""
+    said, packed = threading.Event(), pack(arrays(1, 0))
     handler = logging.Handler()
     handler.emit = lambda record: said.set() if "cannot be served now" in record.getMessage() else None
     logging.getLogger("coxswain_link.handover").addHandler(handler)
-    with served(lambda generation, step, *_: pack(arrays(generation, step))) as connect, ThreadPoolExecutor(1) as pool:
-        worker = connect()
-        pool.submit(int).result(5)  # its thread is there
-        with files_left(1):
-            received = pool.submit(worker.receive, 1, 0, 0, 20.0)
+    with served(lambda *_: packed) as connect, ThreadPoolExecutor(2) as pool:
+        workers = [connect(), connect()]
+        with files_left(2):
+            received = [pool.submit(worker.receive, 1, 0, 0, 20.0) for worker in workers]
             assert said.wait(20)
-        assert received.result(20).step == 0
+        assert [each.result(20).step for each in received] == [0, 0]
     logging.getLogger("coxswain_link.handover").removeHandler(handler)
 
 

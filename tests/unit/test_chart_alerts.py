@@ -46,11 +46,12 @@ def promtool(folder: Path, series: Series, checks: list[dict]) -> None:
 def assert_firing(folder: Path, series: Series, **expected: str) -> None:
     """`expected`: by minute, as `m40`, the name of the only alert that fires then; empty: none does. The operator is up."""
     expr = 'count by (alertname) (ALERTS{alertstate="firing"})'
-    checks = [
-        {"expr": expr, "eval_time": f"{minute[1:]}m", "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1}] * bool(name)}
-        for minute, name in expected.items()
-    ]  # fmt: skip
-    promtool(folder, {**UP, **series}, checks)
+    promtool(folder, {**UP, **series}, [check(expr, minute, name) for minute, name in expected.items()])
+
+
+def check(expr: str, minute: str, name: str) -> dict:
+    found = [{"labels": f'{{alertname="{name}"}}', "value": 1}] if name else []
+    return {"expr": expr, "eval_time": f"{minute[1:]}m", "exp_samples": found}
 
 
 def test_a_healthy_job_raises_no_alert_before_its_first_checkpoint_of_six_hours(tmp_path: Path) -> None:

@@ -115,7 +115,17 @@ def build(name: str) -> Path:
 def compile_tool(name: str) -> None:
     print(f"building {name} (once, into {BIN}) ...", file=sys.stderr, flush=True)
     made = SCRATCH / name
-    flags: list[str | Path] = ["-p", "2", "-trimpath", "-ldflags", LINKER_FLAGS, "-tags", TAGS.get(name, ""), "-o", made]
+    flags: list[str | Path] = [
+        "-p",
+        "2",
+        "-trimpath",
+        "-ldflags",
+        LINKER_FLAGS,
+        "-tags",
+        TAGS.get(name, ""),
+        "-o",
+        made,
+    ]
     run_guarded([go_command(), "build", *flags, TOOLS[name]], cwd=module_of(name), env=environment())
     made.replace(BIN / name)
     (BIN / f"{name}.stamp").write_text(stamp(name))

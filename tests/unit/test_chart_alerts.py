@@ -125,7 +125,9 @@ def test_the_panel_counts_the_steps_that_no_checkpoint_holds(tmp_path: Path, ste
 def counters_of_thresholds() -> list[tuple[str, str]]:
     """(counter, its selector) of each alert that compares a rate or an increase."""
     written = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
-    return [found for alert in written for found in re.findall(r"(?:rate|increase)\((\w+)(\{[^}]*\})?\[", alert["expr"])]
+    return [
+        found for alert in written for found in re.findall(r"(?:rate|increase)\((\w+)(\{[^}]*\})?\[", alert["expr"])
+    ]
 
 
 @pytest.mark.parametrize(("counter", "selector"), counters_of_thresholds())

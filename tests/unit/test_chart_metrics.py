@@ -92,7 +92,9 @@ def test_what_takes_an_hour_is_shown_as_an_hour(what: str) -> None:
     metrics = build("coordinator")
     metrics[f"coxswain_{what}_seconds"].observe(3600)
     text = metrics.exposition().decode()
-    assert [f'coxswain_{what}_seconds_bucket{{le="{le}"}} {n}' in text for le, n in (("1800.0", 0.0), ("3600.0", 1.0))] == [
+    assert [
+        f'coxswain_{what}_seconds_bucket{{le="{le}"}} {n}' in text for le, n in (("1800.0", 0.0), ("3600.0", 1.0))
+    ] == [
         True,
         True,
     ]

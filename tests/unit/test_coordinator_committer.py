@@ -298,6 +298,25 @@ def test_the_data_end_with_an_evaluation(tmp_path):
     assert [p.evaluation is not None for p in found.plans] == [False] * (len(found.plans) - 1) + [True]
 
 
+@pytest.mark.parametrize("long", range(8))
+def test_a_step_of_ends_alone_behind_the_last_one_leaves_its_evaluation(tmp_path, long):
+    """In steps of one token the data ends with such a step: within a segment, and once as the first of its segment."""
+    batch = BatchConfig(tokens_per_step=1, max_sequence_tokens=1)
+    job = evaluated_job(tmp_path, every=1000, batch=batch, stop_steps=1000)
+    once = replace(job, mix=replace(job.mix, sources=tuple(replace(s, max_passes=1) for s in job.mix.sources)))
+    lengths = {s.name: [9] * 7 + [20 + (long if s is once.mix.sources[0] else 0)] for s in once.mix.sources}
+    views = {
+        name: SourceView(name, np.array([8]), lambda b, mine=mine: np.array(mine)) for name, mine in lengths.items()
+    }
+    held_out = hold_out(once.mix, once.batch, views, 1)
+    c = dataclasses.replace(committer(once), stream=Stream(once.mix, once.batch, views, held_out=held_out))
+    found = [c.commit(initial_cursor(once.mix), 1000)]
+    while found[-1].end is None:
+        found.append(c.commit(found[-1].cursors[found[-1].next], 1000))
+    plans = [plan for each in found for plan in each.plans]
+    assert (len(plans), [p.step for p in plans if p.evaluation]) == (found[-1].end, [found[-1].end - 1])
+
+
 def test_a_segment_that_is_too_large_for_an_object_is_recorded_in_parts_and_read_from_them(tmp_path):
     job = make_job(tmp_path)
     mine = committer(job)

@@ -81,6 +81,7 @@ class Committer:
     # What this coordinator knows of the log, by segment. Records are never changed, and a lost create reads the winner.
     _segments: dict[int, MembershipSegment] = field(default_factory=dict, init=False)
     _parts: dict[int, list[PlacementSegment]] = field(default_factory=dict, init=False)
+    _ends: dict[int, int | None] = field(default_factory=dict, init=False)
 
     def commit(
         self, cursor: Cursor, stop: int, is_late: IsLate = lambda: False, most: int = SEGMENT_STEPS, speeds: Speeds = ()
@@ -96,7 +97,7 @@ class Committer:
         runnable = [
             m for m in mine if m.step < stop and (m.labels or not m.exhausted)
         ]  # the last one may be of ends alone
-        plans, missing = self._placements(segment.segment, runnable, most, is_late, speeds)
+        plans, missing = self._placements(segment, runnable, most, is_late, speeds)
         cursors = {m.step: m.cursor for m in mine} | {segment.after.step: segment.after}
         following = runnable[most].step if len(runnable) > most else segment.after.step
         return Committed(plans, cursors, _end(segment.memberships), following, missing, segment.after.step)
@@ -113,6 +114,7 @@ class Committer:
         """A segment is followed by the next one: one is kept."""
         self._segments.clear()
         self._parts.clear()
+        self._ends.clear()
 
     def _read_membership(self, number: int, cursor: Cursor) -> MembershipSegment:
         found = self.log.membership(number)
@@ -155,17 +157,36 @@ class Committer:
         return MembershipSegment(number, phases, tuple(memberships), cursor, record.number)
 
     def _placements(
-        self, segment: int, runnable: list[Membership], most: int, is_late: IsLate, speeds: Speeds
+        self, segment: MembershipSegment, runnable: list[Membership], most: int, is_late: IsLate, speeds: Speeds
     ) -> tuple[tuple[StepPlan, ...], tuple[Missing, ...]]:
         if not runnable:
             return (), ()
-        if segment not in self._parts:
-            self._parts[segment] = list(self._recorded_parts(segment))
-        parts, now = self._parts[segment], runnable[:most]
-        evaluates = not parts and any(is_due(self.job, m) for m in runnable)
-        placed = self._place(now, parts, evaluates, is_late, speeds)
-        self._claim(segment, now, parts, placed.placements, speeds)
-        return tuple(self._plan(m, parts) for m in now), placed.missing
+        number = segment.segment
+        if number not in self._parts:
+            self._parts[number] = list(self._recorded_parts(number))
+        parts, now, due = self._parts[number], runnable[:most], self._evaluated(segment, runnable)
+        placed = self._place(now, parts, bool(due) and not parts, is_late, speeds)
+        self._claim(number, now, parts, placed.placements, speeds)
+        return tuple(self._plan(m, parts, m.step in due) for m in now), placed.missing
+
+    def _evaluated(self, segment: MembershipSegment, runnable: list[Membership]) -> frozenset[int]:
+        """The steps that an evaluation follows."""
+        if not self.job.evaluation.tokens:
+            return frozenset()
+        if segment.segment not in self._ends:
+            self._ends[segment.segment] = self._data_end(segment)
+        end = self._ends[segment.segment]
+        return frozenset(m.step for m in runnable if is_due(self.job, m.step, end))
+
+    def _data_end(self, segment: MembershipSegment) -> int | None:
+        """The first step that is not run because the data has ended; None: steps of later segments are run.
+
+        The next segment may begin with a step of ends alone. As the mix was here: every coordinator finds the same.
+        """
+        if segment.memberships[-1].exhausted:
+            return _end(segment.memberships)
+        behind, _ = self.stream.under(self._recorded(segment)).advance(segment.after)
+        return behind.step if _end((behind,)) == behind.step else None
 
     def _place(
         self, now: list[Membership], parts: list[PlacementSegment], evaluates: bool, is_late: IsLate, speeds: Speeds
@@ -180,11 +201,11 @@ class Committer:
             check_forwards(evaluation, self.generation.layout)
         return placed
 
-    def _plan(self, membership: Membership, parts: list[PlacementSegment]) -> StepPlan:
+    def _plan(self, membership: Membership, parts: list[PlacementSegment], is_evaluated: bool) -> StepPlan:
         """The committed plan of a step: by these parts, some of which may be an earlier coordinator's."""
         part, follows = _by_step(parts)[membership.step], None
         placement, evaluation = part.placements[membership.step - part.first_step], parts[0].evaluation
-        if evaluation is not None and is_due(self.job, membership):
+        if evaluation is not None and is_evaluated:
             follows = evaluation_of(self.stream.held_out.sequences, evaluation, membership, len(placement.tasks))
         return step_plan(self.generation.generation, membership, placement, follows, part.speeds or ())
 

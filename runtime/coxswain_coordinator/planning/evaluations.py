@@ -15,12 +15,12 @@ from coxswain.plan.values import Operation, Placement, StageOperations, Task
 from coxswain.wire import Evaluation
 
 
-def is_due(job: JobConfig, membership: Membership) -> bool:
-    """After every everySteps steps, and after the last one: at the stop, or where the data ends."""
-    done = membership.step + 1
+def is_due(job: JobConfig, step: int, data_end: int | None) -> bool:
+    """After every everySteps steps, and after the last one: at the stop, or before the first step that has no data."""
+    done = step + 1
     if not job.evaluation.tokens:
         return False
-    return done % job.evaluation.every_steps == 0 or done == job.total_steps or membership.exhausted
+    return done % job.evaluation.every_steps == 0 or done in (job.total_steps, data_end)
 
 
 def check_forwards(placement: Placement, layout: Layout) -> None:

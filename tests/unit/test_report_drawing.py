@@ -16,7 +16,7 @@ from coxswain.config import PhaseConfig
 from coxswain.membership.mix_record import record_of
 from coxswain.membership.values import MixRecord
 from coxswain.wire import TaskTiming
-from coxswain_cli.reporting import bars, charts, formatting, looks, mix, timeline
+from coxswain_cli.reporting import bars, charts, curves, formatting, looks, mix, timeline
 from coxswain_cli.reporting import page as pages
 from coxswain_cli.reporting.charts import Chart, Series
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
@@ -237,6 +237,27 @@ def test_a_phase_changes_the_wanted_share_from_its_step_on() -> None:
     assert code.wanted == pytest.approx((70, 140, 140, 140))
     assert docs.wanted == pytest.approx((30, 60, 160, 260))
     assert docs.tokens == (30, 60, 90, 120)
+
+
+def test_shares_of_a_long_run_are_kept_where_they_are_drawn_and_end_with_all_tokens() -> None:
+    steps = [RecordedStep(step=k, tokens=10, tokens_by_source={"code": 7, "docs": 3}) for k in range(100_000)]
+    record = record_of(samples.job().mix, 0)
+    shares = mix.source_shares(steps, (MixInForce(0, record),))
+    assert [(len(s.tokens), len(s.wanted or ()), s.tokens[-1]) for s in shares] == [
+        (600, 600, 700_000), (600, 600, 300_000),
+    ]  # fmt: skip
+    run = RecordedRun("r", tuple(steps), mixes=(MixInForce(0, record),))
+    drawn = mix.over_time(run, shares, mix.drawn([10 * (k + 1) for k in range(100_000)]))
+    assert (len(drawn.steps), drawn.steps[-1]) == (600, 99_999)
+    assert drawn.series[0].values == pytest.approx((70,) * 600)
+
+
+def test_an_average_is_of_the_drawn_points_however_long_the_run_is() -> None:
+    """A mean of a twentieth of all steps for each of them would take hours for a week's run."""
+    steps = tuple(RecordedStep(step=k, loss=float(k), seconds=1.0) for k in range(60_000))
+    raw, average = next(c for c in curves.charts(RecordedRun("r", steps)) if c.title == "Loss").series
+    assert (len(raw.values), len(average.values)) == (60_000, 600)
+    assert average.values[300] == pytest.approx(30_050, rel=0.01)
 
 
 def test_a_phase_by_tokens_begins_with_the_step_that_finds_them_trained() -> None:

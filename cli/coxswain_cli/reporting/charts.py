@@ -16,7 +16,7 @@ SIZE = 1000  # units of a drawing, both ways
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve: a value for each x, None where there is none."""
+    """One curve: a value for each x, None where there is none. Of a chart with more steps also one for each drawn point."""
 
     name: str
     colour: int

@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 from statistics import median
 
 from coxswain.cost.error import error_of
-from coxswain_cli.reporting.charts import Chart, Series
-from coxswain_cli.reporting.formatting import seconds, short, smooth
+from coxswain_cli.reporting.charts import POINTS, Chart, Series
+from coxswain_cli.reporting.formatting import seconds, short, smooth, thin
 from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 
 SMOOTH_FROM = 12  # with fewer steps the raw curve is enough
@@ -101,12 +101,12 @@ def _values(run: RecordedRun, of: Callable[[RecordedStep], float | None]) -> tup
 
 
 def _with_average(name: str, colour: int, values: tuple[float | None, ...]) -> tuple[Series, ...]:
+    """The curve, and its average over a twentieth of the run: of the points that are drawn, however long the run is."""
     if len(values) < SMOOTH_FROM:
         return (Series(name, colour, values),)
-    return (
-        Series(name, colour, values, "faint"),
-        Series("average", colour, tuple(smooth(values, max(2, len(values) // 40)))),
-    )
+    points = thin(values, POINTS)
+    average = Series("average", colour, tuple(smooth(points, max(2, len(points) // 40))))
+    return Series(name, colour, values, "faint"), average
 
 
 def _chart(

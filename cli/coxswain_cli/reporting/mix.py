@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence, Set
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 from coxswain.membership.values import MixRecord
-from coxswain_cli.reporting.charts import Chart, Series, draw
+from coxswain_cli.reporting.charts import POINTS, Chart, Series, draw
 from coxswain_cli.reporting.formatting import short
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
 from coxswain_cli.reporting.model import MixInForce, RecordedRun, RecordedStep
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class SourceShare:
-    """One source over the run: cumulative tokens after each step, and the tokens that its weight asked for (None: unknown)."""
+    """One source over the run: cumulative tokens after each drawn step, and those that its weight asked for (None: unknown)."""
 
     name: str
     tokens: tuple[int, ...]
@@ -35,36 +39,53 @@ def weights_at(mix: MixRecord, step: int, tokens: int, drawn: Set[str] = frozens
     return next((weights for weights in left if any(weights.get(name) for name in drawn)), left[0])
 
 
+def drawn(steps: Sequence[T]) -> tuple[T, ...]:
+    """What is drawn of so many: with 300 sources all of a long run would not fit in memory. The last one is among them."""
+    count = min(len(steps), POINTS)
+    return tuple(steps[len(steps) * (i + 1) // count - 1] for i in range(count))
+
+
 def source_shares(steps: Sequence[RecordedStep], mixes: Sequence[MixInForce]) -> tuple[SourceShare, ...]:
     """`mixes`: in the order of their first steps; empty: unknown."""
     names = sorted({name for s in steps for name in s.tokens_by_source} | {n for m in mixes for n in m.record.weights})
-    wanted = _wanted(steps, mixes) if mixes else None
+    tokens = _sums_at_drawn((s.tokens_by_source for s in steps), len(steps))
+    wanted = _sums_at_drawn(_wanted(steps, mixes), len(steps)) if mixes else None
     return tuple(
         SourceShare(
             name=name,
-            tokens=tuple(accumulate(s.tokens_by_source.get(name, 0) for s in steps)),
-            wanted=None if wanted is None else tuple(accumulate(w.get(name, 0.0) for w in wanted)),
+            tokens=tuple(int(t.get(name, 0)) for t in tokens),
+            wanted=None if wanted is None else tuple(w.get(name, 0.0) for w in wanted),
         )
         for name in names
     )
 
 
-def _wanted(steps: Sequence[RecordedStep], mixes: Sequence[MixInForce]) -> list[dict[str, float]]:
+def _sums_at_drawn(parts: Iterable[Mapping[str, float]], count: int) -> list[dict[str, float]]:
+    """The sums by source behind each drawn step, of `count` steps' parts."""
+    kept, sums, found = set(drawn(range(count))), defaultdict[str, float](int), []
+    for place, part in enumerate(parts):
+        for name, value in part.items():
+            sums[name] += value
+        if place in kept:
+            found.append(dict(sums))
+    return found
+
+
+def _wanted(steps: Sequence[RecordedStep], mixes: Sequence[MixInForce]) -> Iterator[dict[str, float]]:
     """Per step, each source's part of the step's tokens by weight."""
-    result, first_steps = [], [m.first_step for m in mixes]
+    first_steps = [m.first_step for m in mixes]
     for step, after in zip(steps, accumulate(s.tokens for s in steps), strict=True):
         in_force = mixes[max(bisect_right(first_steps, step.step) - 1, 0)]
-        drawn = {name for name, tokens in step.tokens_by_source.items() if tokens}
-        weights = weights_at(in_force.record, step.step, after - step.tokens, drawn)
+        sources = {name for name, tokens in step.tokens_by_source.items() if tokens}
+        weights = weights_at(in_force.record, step.step, after - step.tokens, sources)
         total = sum(weights.values()) or 1
-        result.append({name: step.tokens * weight / total for name, weight in weights.items()})
-    return result
+        yield {name: step.tokens * weight / total for name, weight in weights.items()}
 
 
 def section(run: RecordedRun) -> Markup:
     """Bars of the whole run and the curves of the shares; empty where no step says what it was made of."""
     shares = source_shares(run.steps, run.mixes)
-    totals = list(accumulate(s.tokens for s in run.steps))
+    totals = drawn(list(accumulate(s.tokens for s in run.steps)))
     if not shares or not totals or not totals[-1]:
         return Markup("")
     rows = join(_bar(number, share, totals[-1]) for number, share in enumerate(shares))
@@ -79,7 +100,7 @@ def over_time(run: RecordedRun, shares: Sequence[SourceShare], totals: Sequence[
         series.append(Series(share.name, number, _shares(share.tokens, totals)))
         if share.wanted is not None:
             series.append(Series(f"{share.name} by weight", number, _shares(share.wanted, totals), "dashed"))
-    steps = tuple(s.step for s in run.steps)
+    steps = tuple(s.step for s in drawn(run.steps))
     return Chart("Sources over time", "% of all tokens so far", steps, tuple(series), "dashed: by the mix's weights")
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -79,22 +81,39 @@ def files_left(count: int) -> Iterator[None]:
             os.close(descriptor)
 
 
+def alone(check: str) -> None:
+    """Runs a function of this file in a process of its own: threads of other tests would free descriptors meanwhile."""
+    command = [sys.executable, "-c", f"from {__name__} import {check}; {check}()"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_worker_that_comes_while_its_constructor_may_open_no_file_is_served_once_it_may():
-    """Of two workers: a waiting `accept` has a descriptor in reserve, so the first one is let in."""
+    alone("serves_once_it_may")
+
+
+def serves_once_it_may() -> None:
+    """Of two workers: a waiting `accept` has a descriptor in reserve, so the first one may be let in."""
     said, packed = threading.Event(), pack(arrays(1, 0))
     handler = logging.Handler()
     handler.emit = lambda record: said.set() if "cannot be served now" in record.getMessage() else None
     logging.getLogger("coxswain_link.handover").addHandler(handler)
-    with served(lambda *_: packed) as connect, ThreadPoolExecutor(2) as pool:
+    with served(lambda *_: packed) as connect:
         workers = [connect(), connect()]
-        with files_left(2):
-            received = [pool.submit(worker.receive, 1, 0, 0, 20.0) for worker in workers]
+        for worker in workers:
+            worker._peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with files_left(0):
+            for worker in workers:
+                worker._peer.connect(worker._name)
             assert said.wait(20)
-        assert [each.result(20).step for each in received] == [0, 0]
-    logging.getLogger("coxswain_link.handover").removeHandler(handler)
+        assert [worker.receive(1, 0, 0, 20.0).step for worker in workers] == [0, 0]
 
 
 def test_a_worker_that_may_open_no_file_for_its_data_says_so():
+    alone("says_that_it_may_open_none")
+
+
+def says_that_it_may_open_none() -> None:
     packed = pack(arrays(1, 0))
     with served(lambda *_: packed) as connect:
         worker = connect()

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
-from coxswain.api.kinds import ALWAYS, KINDS
+from coxswain.api.kinds import ALWAYS
 from coxswain.import_guard import block_imports
 from coxswain.names import GROUP, LABEL_JOB, VERSION
 from coxswain_operator.backoff import doubled
@@ -50,16 +50,13 @@ async def run_watches(
     ended = asyncio.Event()
     _at_signals(ended.set)
     works = partial(_works, cluster, access, add, silence=silence, quarantine=quarantine, end=ended.set)
-    following = asyncio.create_task(_follow(cluster, namespaces or ("",), works, quarantine))
+    following = asyncio.create_task(_follow(cluster, namespaces or ("",), works))
     await _until_one_ends((following, asyncio.create_task(ended.wait())))
 
 
-async def _follow(
-    cluster: KubernetesCluster, scopes: tuple[str, ...], works: Callable[[str], Iterable[Work]], quarantine: bool
-) -> None:
+async def _follow(cluster: KubernetesCluster, scopes: tuple[str, ...], works: Callable[[str], Iterable[Work]]) -> None:
     """Each namespace by itself: one that is gone, or that the server forbids, takes nothing from the others."""
-    kinds = KINDS if quarantine else ALWAYS
-    await cluster.served([kind.plural for kind in kinds])  # kopf looks for the kinds only once, at its start
+    await cluster.served([kind.plural for kind in ALWAYS])  # kopf looks for the kinds only once, at its start
     await _until_one_ends([asyncio.create_task(_after_jobs(cluster, n, work)) for n in scopes for work in works(n)])
     raise RuntimeError("the watch of pods or of quarantines has ended; restart the operator")
 

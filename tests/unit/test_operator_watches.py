@@ -19,7 +19,7 @@ from coxswain_operator import kopf_watches
 from coxswain_operator.cluster import Denied, WatchEvent
 from coxswain_operator.kopf_watches import run_watches
 from coxswain_operator.kubernetes import KubernetesCluster
-from coxswain_operator.kubernetes.connection import Connection
+from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import Key
@@ -83,7 +83,11 @@ SPAWNED: list[dict[str, Any]] = []
 
 
 async def watched(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, kopf: Callable[..., Awaitable[None]] = for_ever, *scopes: str
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: Any,
+    kopf: Callable[..., Awaitable[None]] = for_ever,
+    *scopes: str,
+    quarantine: bool = False,
 ) -> list[Key]:
     """The keys that the watches add within five minutes. `kopf`: one of its tasks; another goes on."""
 
@@ -100,7 +104,7 @@ async def watched(
     added, before = list[Key](), asyncio.all_tasks()
     try:
         async with asyncio.timeout(300):
-            await run_watches(cluster, ACCESS, added.append, scopes)  # type: ignore[arg-type]
+            await run_watches(cluster, ACCESS, added.append, scopes, quarantine=quarantine)  # type: ignore[arg-type]
     except TimeoutError:
         pass
     finally:
@@ -259,6 +263,30 @@ async def test_a_quarantine_adds_every_job_of_the_namespaces_that_are_followed(m
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
     assert added == [("lab", "first"), ("lab", "second")]
+
+
+class WithoutQuarantines(DeniesOne):
+    """Serves all kinds but NodeQuarantine."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+    def _check(self, path: str) -> None:
+        if "nodequarantines" in path:
+            raise NotFound("404 page not found")
+
+    async def call(self, method: str, path: str) -> Manifest:
+        found = await super().call(method, path)
+        return {"resources": [r for r in found["resources"] if r["name"] != "nodequarantines"]}
+
+
+async def test_jobs_are_followed_though_the_kind_of_quarantines_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with KubernetesCluster(cast("Connection", WithoutQuarantines())) as cluster:
+        assert await cluster.list("NodeQuarantine", "") == []
+        await watched(monkeypatch, cluster, for_ever, quarantine=True)
+    assert len(SPAWNED) == 1
 
 
 async def test_an_error_that_restarting_kopf_cannot_mend_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_operator.backoff import doubled
 from coxswain_operator.kubernetes.cache import Cache, Name
-from coxswain_operator.kubernetes.connection import Connection, Expired
+from coxswain_operator.kubernetes.connection import Connection, Expired, NotFound
 from coxswain_operator.kubernetes.decoding import reader_of
 from coxswain_operator.kubernetes.resources import Resource
 
@@ -63,7 +63,7 @@ class Informer:
         self._path, self.read = resource.path(namespace), reader_of(resource)
         self._selector: dict[str, Any] = {"labelSelector": resource.selector} if resource.selector else {}
         self._synced, self._answered = asyncio.Event(), asyncio.Event()
-        self._last_error, self._refused = "", False
+        self._last_error, self._refused, self._absent = "", False, False
         self._failures = 0  # in a row
         self.cache = Cache[Any]()
         self.heard = asyncio.get_running_loop().time()  # of the last answer or message of the server
@@ -85,28 +85,31 @@ class Informer:
 
     async def ready(self, deadline: float | None = 10.0) -> None:
         """Waits until the cache is complete (`deadline` None: without limit); raises Retryable with the reason."""
-        if self._synced.is_set():  # without a task switch: the caller measures its own cost
-            return
+        if not self._synced.is_set():  # without a task switch: the caller measures its own cost
+            await self._wait(self._synced, deadline)
+
+    async def _wait(self, event: asyncio.Event, deadline: float | None) -> None:
         try:
             async with asyncio.timeout(deadline):
-                await self._synced.wait()
+                await event.wait()
         except TimeoutError as error:
             raise Retryable(f"{self._path} could not be listed within {deadline} s: {self._last_error}") from error
 
     async def permitted(self, deadline: float = 10.0) -> bool:
         """Waits for the server's answer; False if it forbids the LIST. Raises Retryable."""
-        try:
-            async with asyncio.timeout(deadline):
-                await self._answered.wait()
-        except TimeoutError as error:
-            raise Retryable(f"{self._path} could not be listed within {deadline} s: {self._last_error}") from error
+        await self._wait(self._answered, deadline)
         return not self._refused
+
+    async def known(self, deadline: float = 10.0) -> bool:
+        """Waits for the server's answer; False while the server has never known the kind. Raises Retryable."""
+        await self._wait(self._answered, deadline)
+        return self._synced.is_set() or not self._absent
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, Retryable):  # the server answered: a restart of the operator would not help
             self.heard = asyncio.get_running_loop().time()
-        if isinstance(error, Refused):
-            self._refused = True
+        if isinstance(error, Refused | NotFound):
+            self._refused, self._absent = isinstance(error, Refused), isinstance(error, NotFound)
             self._answered.set()
         if str(error) != self._last_error:
             log.warning("%s: %s", self._path, error)
@@ -126,7 +129,7 @@ class Informer:
             page = await self._page(page.metadata.next)
         self.cache.replace(listed, int(page.metadata.resource_version))
         self.heard = asyncio.get_running_loop().time()
-        self._last_error, self._refused = "", False
+        self._last_error, self._refused, self._absent = "", False, False
         self._synced.set()
         self._answered.set()
 

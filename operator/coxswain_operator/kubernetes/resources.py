@@ -13,13 +13,17 @@ from coxswain_operator.children.workload import VERSIONS
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One kind's place. `selector`: of a kind that others use too, only what carries this label is looked at."""
+    """One kind's place. `selector`: of a kind that others use too, only what carries this label is looked at.
+
+    `optional`: jobs run without it, should its definition not be installed.
+    """
 
     api_version: str
     kind: str
     plural: str
     namespaced: bool = True
     selector: str = ""
+    optional: bool = False
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """Of the collection (of all namespaces without one), an object, or a subresource."""
@@ -32,7 +36,7 @@ FIELD_MANAGER = "coxswain-operator"
 SECRETS = Resource("v1", "Secret", "secrets")
 NAMESPACES = Resource("v1", "Namespace", "namespaces", namespaced=False)
 _ALL = (
-    *(Resource(API_VERSION, kind.name, kind.plural, kind.namespaced) for kind in OUR_KINDS),
+    *(Resource(API_VERSION, k.name, k.plural, k.namespaced, optional=bool(k.switch)) for k in OUR_KINDS),
     Resource("v1", "Pod", "pods", selector=LABEL_JOB_UID),
     SECRETS,
     Resource("v1", "ConfigMap", "configmaps", selector=LABEL_JOB_UID),

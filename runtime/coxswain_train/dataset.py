@@ -28,8 +28,9 @@ from coxswain.errors import Refused
 from coxswain.index import fingerprint
 from coxswain.membership import permutation
 from coxswain.membership.held_out import hold_out
+from coxswain.membership.mix_record import differences, record_of
 from coxswain.membership.stream import Stream, initial_cursor
-from coxswain.membership.values import Cursor, Membership
+from coxswain.membership.values import Cursor, Membership, MixRecord
 from coxswain.membership.values import Sequence as Piece
 from coxswain_data.local import LocalData
 from coxswain_link.store import open_store
@@ -115,7 +116,7 @@ class StreamDataset(IterableDataset[StepBatch]):
             raise Refused("BadRank", f"rank is {rank}; with world {world} it must be 0 to {world - 1}")
         self.mix, self.batch, self.steps, self.rank, self.world = mix, batch, steps, rank, world
         self._cache, self._secrets_dir, self._held_out = cache, secrets_dir, held_out
-        self._cursor = initial_cursor(mix)
+        self._cursor, self._record = initial_cursor(mix), record_of(mix, 0)
         self._turn: _Turn | None = None
         data = LocalData(mix, open_store(cache, create=True), secrets_dir)
         self.vocabulary = data.vocabulary()
@@ -143,11 +144,12 @@ class StreamDataset(IterableDataset[StepBatch]):
         turn = self._turn or _Turn(workers, worker.id if worker else 0)
         if turn.workers != workers:
             raise _other_workers(turn.workers, workers)
-        for membership, after in self._memberships(stream):
-            is_mine, turn = turn.is_mine, turn.next()
-            self._cursor, self._turn = after, turn if workers > 1 else None
-            if is_mine:
-                yield self._step(data, membership)
+        for membership, after in self._memberships(stream.under(self._record)):
+            step = self._step(data, membership, after) if turn.is_mine else None
+            turn = turn.next()
+            self._cursor, self._turn = after, turn if workers > 1 else None  # behind the step only once it is read
+            if step is not None:
+                yield step
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor, and the stream's identity; in one of several workers of a DataLoader also its turn.
@@ -155,10 +157,13 @@ class StreamDataset(IterableDataset[StepBatch]):
         The workers have their own copies, whose states only a loader that keeps all of them can use (torchdata's
         StatefulDataLoader, with as many workers as before). Otherwise use `step.state` there.
         """
-        return self._state() | ({} if self._turn is None else {"turn": msgspec.to_builtins(self._turn)})
+        return self._state(self._cursor) | ({} if self._turn is None else {"turn": msgspec.to_builtins(self._turn)})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues after the step of that state, with any rank and world. Raises Refused when it is of another stream."""
+        """Continues after the step of that state, with any rank and world, and under this mix, as a job whose mix is edited.
+
+        Raises Refused when it is of another stream.
+        """
         for part, mine in self._identity.items():
             if state.get(part) != mine:
                 raise Refused(
@@ -167,10 +172,17 @@ class StreamDataset(IterableDataset[StepBatch]):
                     "evaluation.tokens and longSequences must be those that the state was taken with",
                 )
         self._cursor = msgspec.convert(state["cursor"], Cursor)
+        self._record = self._record_after(state)
         self._turn = msgspec.convert(state["turn"], _Turn) if "turn" in state else None
 
-    def _state(self) -> dict[str, Any]:
-        return {**self._identity, "cursor": msgspec.to_builtins(self._cursor)}
+    def _record_after(self, state: dict[str, Any]) -> MixRecord:
+        """An edit of weights, passes or phases makes a record of its own. A state without a record counts as not edited."""
+        before = msgspec.convert(state["mix"], MixRecord) if "mix" in state else record_of(self.mix, self._cursor.mix)
+        edited = bool(differences(before, record_of(self.mix, before.number)))
+        return record_of(self.mix, before.number + edited)
+
+    def _state(self, cursor: Cursor) -> dict[str, Any]:
+        return {**self._identity, "cursor": msgspec.to_builtins(cursor), "mix": msgspec.to_builtins(self._record)}
 
     def _memberships(self, stream: Stream) -> Iterator[tuple[Membership, Cursor]]:
         """The steps that a job runs, from the cursor on, each with the cursor after it."""
@@ -182,7 +194,7 @@ class StreamDataset(IterableDataset[StepBatch]):
             if membership.exhausted:
                 return
 
-    def _step(self, data: LocalData, membership: Membership) -> StepBatch:
+    def _step(self, data: LocalData, membership: Membership, after: Cursor) -> StepBatch:
         mine = share([s.tokens for s in membership.sequences], self.rank, self.world)
         pieces = [membership.sequences[index] for index in mine]
         found = [data.with_next(piece) for piece in pieces]
@@ -195,7 +207,7 @@ class StreamDataset(IterableDataset[StepBatch]):
         return StepBatch(
             membership.step, membership.sequences, tuple(mine), _joined(tokens), _joined(labels), _joined(positions),
             torch.tensor(np.cumsum([0, *(p.tokens for p in pieces)])), tuple(map(digests.tokens_digest, tokens)),
-            self._state(),
+            self._state(after),
         )  # fmt: skip
 
     def _open(self, data: LocalData) -> None:

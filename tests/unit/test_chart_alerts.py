@@ -65,6 +65,16 @@ def test_a_job_that_saves_every_hour_raises_no_alert_on_any_day(tmp_path: Path) 
     assert_firing(tmp_path, series, m420="", m899="")
 
 
+def test_a_job_that_is_created_again_under_its_name_raises_no_alert_while_it_saves(tmp_path: Path) -> None:
+    """What was completed six hours ago is the former job's."""
+    saves = " ".join(f"{10 * n}x9" for n in range(60))
+    series = {
+        of_job("coxswain_step"): "1000+1x100 _x20 0+1x600",
+        of_job("coxswain_checkpoint_step"): f"1000x100 _x20 {saves}",
+    }
+    assert_firing(tmp_path, series, m200="", m300="", m470="")
+
+
 def test_steps_that_are_in_no_checkpoint_six_hours_later_raise_the_alert(tmp_path: Path) -> None:
     series = {of_job("coxswain_step"): TRAINS, of_job("coxswain_checkpoint_step"): "0x59 60x900"}
     assert_firing(tmp_path, series, m400="", m460="CoxswainCheckpointsFail")

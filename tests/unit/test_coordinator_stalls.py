@@ -6,9 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as structs_replace
 
 from coxswain.layout import Device, Seat
-from coxswain.wire import DeliveredDigests, Fault, WorkerExit
+from coxswain.wire import DeliveredDigests, Evaluation, Fault, WorkerExit
 from coxswain_coordinator.state.job_state import MAX_FAILURES, JobState
 from coxswain_coordinator.world.stalls import ARRIVAL, DATA, LONGEST, SILENCE, OpenStep, StallDetector, silent, stuck
 from coxswain_link.metrics import build
@@ -90,6 +91,18 @@ def test_a_hang_with_heartbeats_is_found_by_the_duration_of_its_step(tmp_path):
         next(f for f in found if f)
         == "step 1 has not ended for 61 s (limit 60 s); not done by rank 0 on trainer-0 (node-0), 1 on trainer-1 (node-1)"
     )
+
+
+@pytest.mark.parametrize(("evaluates", "found"), [(False, 61), (True, START + 61)])
+def test_a_step_with_an_evaluation_may_take_as_much_longer_as_a_first_step(tmp_path, evaluates, found):
+    world, watch = watched(tmp_path)
+    evaluation = Evaluation((), (), (), 0, 0) if evaluates else None
+    world._plans[1] = structs_replace(world._plans[1], evaluation=evaluation)
+    for second in range(int(START) + 100):
+        world.last_heard = dict.fromkeys(range(2), float(second))
+        if watch.judge(world, [0.1], float(second), PLACE):
+            break
+    assert second == found
 
 
 def test_a_closed_step_starts_the_clock_again(tmp_path):

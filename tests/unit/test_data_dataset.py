@@ -12,12 +12,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from torch.utils.data import DataLoader
 
 from coxswain import digests
 from coxswain.config import BatchConfig, MixConfig, PhaseConfig, SourceConfig, TokenizerConfig
-from coxswain.errors import Refused
+from coxswain.errors import Refused, Retryable
+from coxswain.membership.mix_record import record_of
 from coxswain.membership.stream import Stream, initial_cursor
+from coxswain.membership.values import Cursor
 from coxswain_data.local import LocalData
 from coxswain_link.store import open_store
 from coxswain_train.dataset import StepBatch, StreamDataset, share, stream_digest
@@ -38,7 +41,7 @@ def cache(tmp_path_factory):
 
 
 def mix_of(corpus, **fields) -> MixConfig:
-    sources = tuple(
+    sources = fields.pop("sources", None) or tuple(
         SourceConfig(
             name=name, source=name, uri=(corpus.folder / name).as_uri(), format=format_, include="**", text_field="text",
             tokenizer=TokenizerConfig(kind="bytes"), weight=weight, max_passes=2,
@@ -221,6 +224,45 @@ def test_a_copy_for_another_process_lists_and_indexes_nothing_again(dataset, mon
     monkeypatch.setattr("coxswain_data.local.index_share", lambda *_: pytest.fail("indexed again"))
     monkeypatch.setattr("coxswain_train.dataset.fingerprint", lambda *_: pytest.fail("hashed again"))
     assert said(pickle.loads(data)) == whole
+
+
+@pytest.mark.parametrize("edit", [{"weight": 30}, {"max_passes": 3}])
+def test_a_state_goes_on_under_an_edited_mix_as_a_job_does(corpus, dataset, edit):
+    """Deficits begin afresh, and a source that had left comes back where its passes now allow more."""
+    code, docs = mix_of(corpus).sources
+    mix = mix_of(corpus, sources=(code, replace(docs, max_passes=1)))
+    edited = replace(mix, sources=(code, replace(mix.sources[1], **edit)))
+    state = list(dataset(mix))[-1].state
+    resumed = dataset(edited, steps=STEPS + 8)
+    resumed.load_state_dict(state)
+    stream, cursor, wanted = (
+        resumed._opened()[1].under(record_of(edited, 1)),
+        msgspec.convert(state["cursor"], Cursor),
+        [],
+    )
+    for _ in range(8):
+        membership, cursor = stream.advance(cursor)
+        wanted.append(membership.sequences)
+    steps = list(resumed)
+    assert [step.membership for step in steps] == wanted
+    again = dataset(edited, steps=STEPS + 8)
+    again.load_state_dict(steps[2].state)
+    assert said(again) == said(steps[3:])
+
+
+def test_a_step_whose_read_has_failed_is_the_next_one(dataset, monkeypatch):
+    whole, one = said(dataset()), dataset()
+    steps = iter(one)
+    [_, last] = [next(steps), next(steps)]
+    with monkeypatch.context() as broken, pytest.raises(Retryable, match="away"):
+        broken.setattr(LocalData, "with_next", away)
+        next(steps)
+    assert one.state_dict() == last.state
+    assert said(one) == whole[2:]
+
+
+def away(*_: object) -> None:
+    raise Retryable("the store is away")
 
 
 def test_phases_change_the_mix_and_not_the_identity_of_the_stream(corpus, dataset):

@@ -147,6 +147,16 @@ def test_a_work_directory_whose_checkpoints_are_gone_draws_the_mix_of_now_and_sa
     assert run.notes[0].startswith("the mix is drawn as it is now: earlier ones at file://")
 
 
+def test_the_memberships_of_a_run_whose_mix_was_never_edited_are_not_listed(
+    job: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million steps have 125,000 of them."""
+    (tmp_path / "store" / mix_key(1)).unlink()
+    run, asked = open_location(job.checkpoint.uri), list[str]()
+    monkeypatch.setattr(run, "_keys", lambda prefix: asked.append(prefix) or [])
+    assert ([m.first_step for m in run.mixes()], asked) == ([0], [])
+
+
 def test_a_mix_that_no_step_uses_yet_is_not_drawn(job: JobConfig, tmp_path: Path) -> None:
     for segment in sorted((tmp_path / "store/log/membership").iterdir())[1:]:
         segment.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -250,6 +251,12 @@ def test_shares_of_a_long_run_are_kept_where_they_are_drawn_and_end_with_all_tok
     drawn = mix.over_time(run, shares, mix.drawn([10 * (k + 1) for k in range(100_000)]))
     assert (len(drawn.steps), drawn.steps[-1]) == (600, 99_999)
     assert drawn.series[0].values == pytest.approx((70,) * 600)
+
+
+def test_curves_of_any_number_of_sources_have_a_colour_of_the_page() -> None:
+    series = tuple(Series(f"source-{n}", n, (1.0, 2.0)) for n in range(20))
+    drawn = set(re.findall(r'class="curve \w+ (s\d+)"', charts.draw(Chart("Sources", "%", (0, 1), series))))
+    assert drawn == set(re.findall(r"\.(s\d+)\b", (Path(charts.__file__).parent / "page.css").read_text()))
 
 
 def test_an_average_is_of_the_drawn_points_however_long_the_run_is() -> None:

@@ -95,8 +95,11 @@ class StoredRun:
         found: list[MixInForce] = []
         segments: list[str] | None = None
         while (record := self._record(len(found))) is not None:
-            segments = self._keys(_SEGMENTS) if segments is None else segments
-            if (first := self._first_step(segments, record.number) if record.number else 0) is None:
+            first: int | None = 0
+            if record.number:
+                segments = self._keys(_SEGMENTS) if segments is None else segments
+                first = self._first_step(segments, record.number)
+            if first is None:
                 break  # it was offered, and no step uses it yet
             found.append(MixInForce(first, record))
         return tuple(found)

@@ -11,6 +11,7 @@ from coxswain_cli.reporting.formatting import short, thin, ticks, whole_ticks
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
 
 POINTS = 600  # more than a phone has pixels
+COLOURS = 6  # that the page's style has
 SIZE = 1000  # units of a drawing, both ways
 
 
@@ -97,7 +98,7 @@ def _curve(series: Series, xs: list[float], low: float, span: float) -> Iterator
             stretch.append(f"{x:.1f},{SIZE * (1 - (value - low) / span):.1f}")
         elif stretch:
             points = " ".join(stretch if len(stretch) > 1 else stretch * 2)
-            yield tag("polyline", points=points, class_=f"curve {series.stroke} s{series.colour}")
+            yield tag("polyline", points=points, class_=f"curve {series.stroke} s{series.colour % COLOURS}")
             stretch = []
 
 

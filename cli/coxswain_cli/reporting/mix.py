@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from coxswain.membership.values import MixRecord
-from coxswain_cli.reporting.charts import POINTS, Chart, Series, draw
+from coxswain_cli.reporting.charts import COLOURS, POINTS, Chart, Series, draw
 from coxswain_cli.reporting.formatting import short
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
 from coxswain_cli.reporting.model import MixInForce, RecordedRun, RecordedStep
@@ -111,7 +111,7 @@ def _shares(tokens: Sequence[float], totals: Sequence[int]) -> tuple[float | Non
 def _bar(number: int, share: SourceShare, total: int) -> Markup:
     """`name  ███████|  70.1 % (70 by weight), 1.2M tokens`."""
     part = share.tokens[-1] / total
-    filled = tag("i", class_=f"b{number % 6}", style=f"width:{percent(part)}")
+    filled = tag("i", class_=f"b{number % COLOURS}", style=f"width:{percent(part)}")
     if share.wanted is None:
         return _row(share.name, filled, f"{100 * part:.1f} %", share.tokens[-1])
     goal = share.wanted[-1] / total

@@ -60,11 +60,15 @@ def slow_start(late: Sequence[str], seconds: float, limit: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """The first step that is not closed. `late`: ranks without a report, named; `undelivered`: sequences without a digest."""
+    """The first step that is not closed. `late`: ranks without a report, named; `undelivered`: sequences without a digest.
+
+    `evaluation`: seconds that an evaluation behind it may take besides; no duration of a step has one in it.
+    """
 
     number: int
     late: Sequence[str]
     undelivered: int = 0
+    evaluation: float = 0.0
 
 
 def stuck(step: OpenStep, durations: Sequence[float], seconds: float) -> str:
@@ -74,7 +78,7 @@ def stuck(step: OpenStep, durations: Sequence[float], seconds: float) -> str:
     """
     median = sorted(durations)[len(durations) // 2] if durations else 0.0
     starved = bool(step.late and step.undelivered)
-    limit = max(DATA if starved else LONGEST, MEDIANS * median)
+    limit = max(DATA if starved else LONGEST, MEDIANS * median) + step.evaluation
     if seconds <= limit:
         return ""
     missing = f"; {step.undelivered} of its sequences are not delivered" if step.undelivered else ""
@@ -88,7 +92,7 @@ class StallDetector:
     """Checks once a second whether the current world makes progress.
 
     `start`: seconds for a world before its first closed step, since a rank last got on. Restoring, initialising and the
-    first step may take many times a usual step.
+    first step may take many times a usual step, and so may an evaluation of long documents.
     """
 
     def __init__(self, start: float) -> None:
@@ -112,7 +116,8 @@ class StallDetector:
         if session.begun < session.book.open:
             return ""
         undelivered = session.book.missing_digests(plan) if plan else 0
-        return stuck(OpenStep(session.book.open, late, undelivered), durations, now - self._since)
+        evaluation = self._start if plan and plan.evaluation else 0.0
+        return stuck(OpenStep(session.book.open, late, undelivered, evaluation), durations, now - self._since)
 
     def _look(self, session: Session, now: float) -> None:
         if session is not self._session or now - self._looked > PAUSE:

@@ -72,7 +72,7 @@ def test_a_job_that_is_created_again_under_its_name_raises_no_alert_while_it_sav
         of_job("coxswain_step"): "1000+1x100 _x20 0+1x600",
         of_job("coxswain_checkpoint_step"): f"1000x100 _x20 {saves}",
     }
-    assert_firing(tmp_path, series, m200="", m300="", m470="")
+    assert_firing(tmp_path, series, m200="", m400="", m440="")
 
 
 def test_steps_that_are_in_no_checkpoint_six_hours_later_raise_the_alert(tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ def test_a_build_that_is_killed_leaves_no_process_and_the_next_one_succeeds(
     checkout.write_go(ENDLESS_GO)
     builder = checkout.start("etcd")
     wait_until((checkout.folder / "count.compiler").exists, "the compiler runs")
-    assert len(checkout.processes) >= 4  # the builder, its guard, go, the compiler
+    # /proc names none of a process amid its exec.
+    wait_until(lambda: len(checkout.processes) >= 4, "the builder, its guard, go and the compiler are seen")
     builder.send_signal(number)
     builder.communicate(timeout=30)
     wait_until(lambda: not checkout.processes, "all processes of the build are gone", 10)

@@ -80,6 +80,11 @@ class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
             raise _to_flight(Refused("BadRequest", f"not a request for slices: {error}")) from error
         return flight.GeneratorStream(_SCHEMA, self._batches(request))
 
+    def serve(self) -> None:
+        """Blocks until `close`. Arrow's own `serve` does no more but watch signals, through a pipe whose end, beside another
+        server's, may close a descriptor that is in use again."""
+        self.wait()
+
     def close(self) -> None:
         """Ends after at most a second: `shutdown` alone waits for requests without a limit."""
         ending = threading.Thread(target=self.shutdown, name="flight-end", daemon=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +24,8 @@ from coxswain_link.flight import (
     _batched,
 )
 
+ENDLESS = Sequence("a", 0, 0, 0, 1 << 40, 1 << 40)
+
 
 @contextmanager
 def served(serve: Serve, token: str = "t") -> Iterator[Callable[..., list[SlicePart]]]:
@@ -32,13 +36,26 @@ def served(serve: Serve, token: str = "t") -> Iterator[Callable[..., list[SliceP
     client = SliceClient("127.0.0.1", server.port, token)
 
     def fetch(*ranges: tuple[int, int], deadline: float = 20.0) -> list[SlicePart]:
-        endless = Sequence("a", 0, 0, 0, 1 << 40, 1 << 40)
-        return list(client.fetch(Request(1, tuple(SliceRequest(endless, a, b) for a, b in ranges)), deadline))
+        return list(client.fetch(Request(1, tuple(SliceRequest(ENDLESS, a, b) for a, b in ranges)), deadline))
 
     yield fetch
     client.close()
     server.shutdown()
     thread.join(10)
+
+
+def come_and_go(rounds: int) -> None:
+    """Pairs of servers, each pair closed before the next begins. Raises Retryable when one does not listen any more."""
+    for _ in range(rounds):
+        servers = [SliceServer("127.0.0.1", 0, "t", counting) for _ in range(2)]
+        for server in servers:
+            threading.Thread(target=server.serve, daemon=True).start()
+        for server in servers:
+            client = SliceClient("127.0.0.1", server.port, "t")
+            assert len(list(client.fetch(Request(1, (SliceRequest(ENDLESS, 0, 3),)), 20.0))) == 1
+            client.close()
+        for server in servers:
+            server.close()
 
 
 def counting(request: Request) -> Iterator[SlicePart]:
@@ -179,3 +196,18 @@ def test_a_server_leaves_while_a_request_is_under_way():
         thread.join(10)
     client.close()
     server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_server_that_ends_closes_no_descriptor_of_the_next_ones():
+    """Processes take the cores from each other: with Arrow's own `serve`, one of the next servers soon ceased to listen."""
+    command = [sys.executable, "-c", f"from {__name__} import come_and_go; come_and_go(1000)"]
+    busy = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    try:
+        said = [process.communicate(timeout=240)[1] for process in busy]
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in busy] == [0] * 4, said

@@ -40,14 +40,15 @@ RIVALS = ("rigid", "data-only", "drop-device", "restart")
 
 @dataclass(frozen=True)
 class Result:
-    """One run. Steps are counted from the onset; None: it never was. `pids`: whether all workers were the same at the end."""
+    """One run. Steps are counted from the onset; None: it never was."""
 
     name: str
     tokens_per_second: float  # over the measured steps
     first_step: float  # seconds from the start of `cox run` to the end of its first step
     confirmed: int | None = None
     planned_around: int | None = None
-    same_processes: bool = True
+    left_out: int | None = None  # from here on the throttled device is on standby
+    same_processes: bool = True  # whether each worker at the end is one of the beginning
 
 
 def job_of(folder: Path, name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -85,16 +86,27 @@ def measure(folder: Path, name: str, shares: Shares, options: argparse.Namespace
         onset = max(run.steps()) + 1
         if name in (*ACTIONS, "rigid"):
             shares.limit(SLOW, options.share / options.slowdown)
+        around = reach_plan_around(run, cox, folder / name / "checkpoints", onset) if name in ACTIONS else None
         reach(run, cox, onset + options.settle + options.steps)
-        same = _by_trainer(cox.pid) == found
+        same = set(_by_trainer(cox.pid)) <= set(found)
     return Result(
-        name, rate_of(run, onset + options.settle, options.steps), first, _confirmed(run, onset),
-        _planned_around(folder / name / "checkpoints", onset), same,
+        name, rate_of(run, onset + options.settle, options.steps), first, _confirmed(run, onset), around,
+        _left_out(run, onset) if name in ACTIONS else None, same,
     )  # fmt: skip
 
 
 def reach(run: Run, cox: subprocess.Popen[str], step: int) -> None:
     wait_until(lambda: step in run.steps() or _ended(cox, run), f"step {step}", DEADLINE)
+
+
+def reach_plan_around(run: Run, cox: subprocess.Popen[str], checkpoints: Path, onset: int) -> int | None:
+    """Read while it runs: a later checkpoint removes the records before it."""
+    last = onset + WITHIN
+    wait_until(
+        lambda: _planned_around(checkpoints, onset) is not None or last in run.steps() or _ended(cox, run),
+        "a plan with speeds", DEADLINE,
+    )  # fmt: skip
+    return _planned_around(checkpoints, onset)
 
 
 def rate_of(run: Run, first: int, steps: int) -> float:
@@ -134,6 +146,12 @@ def _planned_around(checkpoints: Path, onset: int) -> int | None:
     return min((part.first_step - onset for part in parts if part.speeds), default=None)
 
 
+def _left_out(run: Run, onset: int) -> int | None:
+    """The first step with fewer ranks."""
+    lines = run._lines("timings.jsonl")
+    return next((line["step"] - onset for line in lines if len(line["ranks"]) < REPLICAS), None)
+
+
 def optimum(normal: float, slowdown: float) -> float:
     """Tokens a second where every device gives what it can: reference N / ((N - n) + sum of 1 / x) for the time."""
     return normal * (REPLICAS - 1 + 1 / slowdown) / REPLICAS
@@ -154,6 +172,7 @@ def summary(rounds: list[dict[str, Result]], options: argparse.Namespace) -> dic
         },
         "steps to confirm": [each["ours"].confirmed for each in rounds],
         "steps to plan around": [each["ours"].planned_around for each in rounds],
+        "steps to leave out": [each["ours"].left_out for each in rounds],
         "same processes": all(each["ours"].same_processes for each in rounds),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 from coxswain.membership.values import Sequence
@@ -14,10 +15,20 @@ from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_samples import agents, plan, report
 
 
-def test_the_ladder_reads_the_seconds_of_the_rank_that_waits_for_none_and_the_sequences_tokens():
-    reports = {rank: report(rank, 7, reduce_seconds=seconds) for rank, seconds in enumerate((0.3, 0.1, 0.2))}
+def test_besides_tasks_is_what_the_last_operation_of_all_ranks_leaves_of_a_step():
+    """A throttled rank computes little, but begins late and adds up slowly: its own wait at the end alone would be 0.1."""
+    spans, sums = ((0.0, 1.1), (0.2, 0.9), (0.1, 1.0)), (0.3, 0.1, 0.2)
+    timings = [(TaskTiming(0, "F", 0.0, start), TaskTiming(0, "B", start, stop)) for start, stop in spans]
+    reports = {r: report(r, 7, reduce_seconds=sums[r], timings=timings[r]) for r in range(3)}
     sequences = tuple(Sequence("code", 0, number, 0, tokens, tokens) for number, tokens in enumerate((12, 5)))
-    assert measured(replace(plan(7), sequences=sequences), reports, 1.5) == Measured(7, 1.5, 0.1, (12, 5))
+    found = measured(replace(plan(7), sequences=sequences), reports, 1.5)
+    assert found == Measured(7, 1.5, pytest.approx(0.4), (12, 5))
+
+
+def test_without_timings_and_where_clocks_differ_nothing_is_besides_tasks():
+    late = (TaskTiming(0, "B", 0.0, 1.6),)
+    assert measured(plan(7), {0: report(0, 7, reduce_seconds=0.3)}, 1.5).beside == 0.0
+    assert measured(plan(7), {0: report(0, 7, timings=late)}, 1.5).beside == 0.0
 
 
 def test_trainers_whose_node_is_not_known_have_one_of_their_own_and_others_share_theirs(tmp_path):

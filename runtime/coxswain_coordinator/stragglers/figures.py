@@ -53,9 +53,15 @@ def _shape(layout: Layout, seat: Seat) -> str:
 
 
 def measured(plan: StepPlan, reports: Mapping[int, StepReport], seconds: float) -> Measured:
-    """What the ladder reads of a closed step. The rank that is the last to begin the work besides tasks waits for no other."""
-    beside = min(report.reduce_seconds for report in reports.values())
-    return Measured(plan.step, seconds, beside, tuple(sequence.tokens for sequence in plan.sequences))
+    """What the ladder reads of a closed step of so many seconds.
+
+    Besides tasks is what the last operation of all ranks leaves: gradients are summed, weights updated and passed on, and a
+    slow rank begins after the others. Without timings nothing is known: 0.
+    """
+    tasks = max((timing.stop for report in reports.values() for timing in report.timings), default=seconds)
+    return Measured(
+        plan.step, seconds, max(0.0, seconds - tasks), tuple(sequence.tokens for sequence in plan.sequences)
+    )
 
 
 def step_of(

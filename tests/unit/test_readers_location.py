@@ -6,20 +6,22 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from coxswain.config import JobConfig
-from coxswain.planlog import membership_key, mix_key
+from coxswain.planlog import membership_key, mix_key, steps_key
 from coxswain.uris import file_path, file_uri
 from coxswain_cli.__main__ import app
 from coxswain_cli.readers.folder import FolderReader
 from coxswain_cli.readers.location import LocationReader
-from coxswain_cli.readers.stored_run import open_location
+from coxswain_cli.readers.stored_run import StoredRun, open_location
 from coxswain_cli.reporting.model import RecordedRun
 from coxswain_coordinator.state import history
+from coxswain_link.store import open_store
 from tests.unit import report_samples as samples
 from tests.unit.coordinator_fakes import Cluster, cluster, make_job
 
@@ -181,3 +183,21 @@ def test_a_location_without_a_run_is_refused_in_one_line(tmp_path: Path, command
 def test_a_location_cannot_be_in_a_cluster_too(tmp_path: Path) -> None:
     code, said = cox("status", file_uri(tmp_path), "--namespace", "x")
     assert (code, "leave --kubeconfig, --context and --namespace out" in said) == (2, True)
+
+
+def test_few_objects_of_a_long_run_are_in_memory_at_a_time(tmp_path: Path) -> None:
+    store, read = open_store(tmp_path.as_uri(), create=True), list[str]()
+    for number in range(200):
+        store.put(steps_key(number + 1), b"%d\n" % number)
+
+    class Counting:
+        list = staticmethod(store.list)
+
+        def get(self, key: str) -> bytes:
+            read.append(key)
+            return store.get(key)
+
+    counting: Any = Counting()
+    lines = StoredRun(counting).step_lines()
+    assert next(lines) == b"0" and len(read) <= 16
+    assert list(lines) == [b"%d" % number for number in range(1, 200)]

@@ -253,6 +253,29 @@ def test_shares_of_a_long_run_are_kept_where_they_are_drawn_and_end_with_all_tok
     assert drawn.series[0].values == pytest.approx((70,) * 600)
 
 
+def test_of_300_sources_the_largest_have_curves_and_the_others_share_one() -> None:
+    """Bars are of all of them; the curves of all would make a page of 11 MB."""
+    names = [f"s{n:03d}" for n in range(300)]
+    config = type(samples.job().mix)(name="m", seed=1, sources=tuple(samples.source(name, 1) for name in names))
+    tokens = {name: 1 + 1000 * (n >= 288) for n, name in enumerate(names)}
+    steps = tuple(RecordedStep(step=k, tokens=sum(tokens.values()), tokens_by_source=tokens) for k in range(2000))
+    run = RecordedRun("r", steps, mixes=(MixInForce(0, record_of(config, 0)),))
+    shares = mix.source_shares(run.steps, run.mixes)
+    totals = mix.drawn([sum(tokens.values()) * (k + 1) for k in range(2000)])
+    series = mix.over_time(run, shares, totals).series
+    solid, dashed = series[::2], series[1::2]
+    assert [s.name for s in solid] == [*names[288:], "288 others"]
+    assert sum(s.values[-1] or 0 for s in solid) == pytest.approx(100) == sum(s.values[-1] or 0 for s in dashed)
+    page = mix.section(run)
+    assert len(page) < 1_000_000 and page.count('class="bar"') == 300
+
+
+def test_thirteen_sources_have_a_curve_each() -> None:
+    names = [f"s{n:02d}" for n in range(mix.DRAWN_SOURCES + 1)]
+    run = RecordedRun("r", (RecordedStep(step=0, tokens=13, tokens_by_source=dict.fromkeys(names, 1)),))
+    assert [s.name for s in mix.over_time(run, mix.source_shares(run.steps, ()), (13,)).series] == names
+
+
 def test_curves_of_any_number_of_sources_have_a_colour_of_the_page() -> None:
     series = tuple(Series(f"source-{n}", n, (1.0, 2.0)) for n in range(20))
     drawn = set(re.findall(r'class="curve \w+ (s\d+)"', charts.draw(Chart("Sources", "%", (0, 1), series))))

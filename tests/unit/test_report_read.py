@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,31 @@ def test_the_last_line_of_a_redone_step_is_the_valid_one(tmp_path: Path) -> None
     run = read_run(tmp_path)
     assert [(s.step, s.loss) for s in run.steps] == [(0, 0.0), (1, 9.0), (2, 2.0)]
     assert run.redone == 2
+
+
+def test_300_sources_of_a_step_take_eight_bytes_each(tmp_path: Path) -> None:
+    """A long run has hundreds of thousands of steps."""
+    tokens = {f"source-{n:03d}": 10_000 + n for n in range(300)}
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(k, tokens_by_source=tokens) for k in range(500)])
+    read_run(tmp_path)  # imports and caches
+    tracemalloc.start()
+    try:
+        run = read_run(tmp_path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 500 * (300 * 8 + 2_000)
+    assert dict(run.steps[499].tokens_by_source) == tokens
+
+
+def test_each_step_keeps_its_own_sources_in_their_order(tmp_path: Path) -> None:
+    sources = [{"b": 1, "a": 2}, {"a": 3, "b": 4}, {}, {"a": 5}]
+    samples.write_lines(
+        tmp_path / "steps.jsonl", [samples.step_line(k, tokens_by_source=s) for k, s in enumerate(sources)]
+    )
+    found = [s.tokens_by_source for s in read_run(tmp_path).steps]
+    assert [list(tokens.items()) for tokens in found] == [list(tokens.items()) for tokens in sources]
+    assert [tokens.get("b") for tokens in found] == [1, 4, None, None]
 
 
 def test_an_incomplete_last_line_is_skipped_and_not_counted(tmp_path: Path) -> None:
@@ -52,7 +78,7 @@ def test_a_diverged_step_has_no_loss_but_is_there(tmp_path: Path) -> None:
 def test_the_coordinators_own_step_line_is_read_without_loss(tmp_path: Path) -> None:
     line = StepLine(3, 1, 10, 2, 1.5, "aa", "bb", 2.0, 0.1, 1.05, 0.5, 1e-3, {"code": 10}, 0.2, 99.0)
     (tmp_path / "steps.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
-    assert msgspec.to_builtins(read_run(tmp_path).steps[0]) == msgspec.to_builtins(line)
+    assert msgspec.to_builtins(read_run(tmp_path).steps[0], enc_hook=dict) == msgspec.to_builtins(line)
 
 
 def test_a_workers_timings_arrive_as_operations(tmp_path: Path) -> None:

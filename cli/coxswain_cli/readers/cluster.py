@@ -18,7 +18,7 @@ from coxswain_cli.readers.stored_run import open_location
 from coxswain_cli.readers.values import Manifest, Seen, Write, stored
 from coxswain_cli.reporting.formatting import seconds_of
 from coxswain_cli.reporting.model import MixInForce, RecordedEvent, RecordedRun
-from coxswain_cli.reporting.read import mixes_of, mounted_job, read_steps
+from coxswain_cli.reporting.read import StepsRead, mixes_of, mounted_job, read_steps
 from coxswain_cli.reporting.step_selection import chosen_steps
 from coxswain_cli.summary import has_ended
 from coxswain_cli.workdir import condition
@@ -176,20 +176,19 @@ def _with_steps(run: RecordedRun, uri: str, wanted: tuple[int, ...]) -> Recorded
     """Adds the steps and mixes that the checkpoint location has, or says why there are none."""
     chosen_steps((), {}, wanted)  # refuses steps that are asked for: timings stay in the coordinator's pod
     try:
-        mixes, lines = _stored(uri, run.job)
+        mixes, (steps, redone, unreadable) = _stored(uri, run.job)
     except (CoxswainError, OSError) as error:
         return replace(run, notes=(*run.notes, f"no steps: {uri} cannot be read from here ({error})"))
-    steps, redone, unreadable = read_steps(lines)
     note = f"steps up to the last checkpoint, from {uri}; timings stay in the coordinator's pod"
     notes = (*run.notes, note)
     return replace(run, steps=steps, redone=redone, unreadable=unreadable, mixes=mixes or run.mixes, notes=notes)
 
 
-def _stored(uri: str, config: JobConfig | None) -> tuple[tuple[MixInForce, ...], list[bytes]]:
+def _stored(uri: str, config: JobConfig | None) -> tuple[tuple[MixInForce, ...], StepsRead]:
     if not uri.startswith("s3://"):
         raise Refused("NotReachable", "only s3:// is the same place in the cluster and here")
     location = open_location(uri, config.checkpoint.endpoint if config else None)
-    return location.mixes(), list(location.step_lines())
+    return location.mixes(), read_steps(location.step_lines())
 
 
 def _unknown_kind() -> Refused:

@@ -78,11 +78,15 @@ class StoredRun:
         return max((_ordinal(key) or 0 for key in self._keys(_GENERATIONS)), default=0)
 
     def step_lines(self, last: bool = False) -> Iterator[bytes]:
-        """Lines of `steps.jsonl` up to the last checkpoint; with `last` only those that the last step is among."""
+        """Lines of `steps.jsonl` up to the last checkpoint; with `last` only those that the last step is among.
+
+        Few objects are in memory at a time.
+        """
         keys = self._last_steps() if last else self._keys(_STEPS)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for content in pool.map(self._store.get, keys):
-                yield from content.splitlines()
+            for start in range(0, len(keys), _AT_ONCE):
+                for content in pool.map(self._store.get, keys[start : start + _AT_ONCE]):
+                    yield from content.splitlines()
 
     def _last_steps(self) -> list[str]:
         """The last object, and that of the newest checkpoint: a run that was killed may have left one of later steps."""

@@ -17,6 +17,9 @@ from coxswain_cli.reporting.model import MixInForce, RecordedRun, RecordedStep
 
 T = TypeVar("T")
 
+DRAWN_SOURCES = 12
+"""Those with most tokens have curves of their own: with 300 the page would have 11 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceShare:
@@ -96,12 +99,23 @@ def section(run: RecordedRun) -> Markup:
 def over_time(run: RecordedRun, shares: Sequence[SourceShare], totals: Sequence[int]) -> Chart:
     """Share of all tokens so far, per source; dashed what the weights ask for."""
     series = []
-    for number, share in enumerate(shares):
+    for number, share in enumerate(_drawn_shares(shares)):
         series.append(Series(share.name, number, _shares(share.tokens, totals)))
         if share.wanted is not None:
             series.append(Series(f"{share.name} by weight", number, _shares(share.wanted, totals), "dashed"))
     steps = tuple(s.step for s in drawn(run.steps))
     return Chart("Sources over time", "% of all tokens so far", steps, tuple(series), "dashed: by the mix's weights")
+
+
+def _drawn_shares(shares: Sequence[SourceShare]) -> list[SourceShare]:
+    """As they are, or the largest and one for all others."""
+    if len(shares) <= DRAWN_SOURCES + 1:
+        return list(shares)
+    largest = {s.name for s in sorted(shares, key=lambda s: -s.tokens[-1])[:DRAWN_SOURCES]}
+    own, others = ([s for s in shares if (s.name in largest) is mine] for mine in (True, False))
+    wanted = None if others[0].wanted is None else tuple(map(sum, zip(*(s.wanted or () for s in others), strict=True)))
+    tokens = tuple(map(sum, zip(*(s.tokens for s in others), strict=True)))
+    return [*own, SourceShare(f"{len(others)} others", tokens, wanted)]
 
 
 def _shares(tokens: Sequence[float], totals: Sequence[int]) -> tuple[float | None, ...]:

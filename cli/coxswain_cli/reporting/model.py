@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -21,6 +23,28 @@ NumberOrNone = Annotated[int, msgspec.Meta(ge=-1, le=99_999)]
 """-1: not recorded."""
 
 
+class SourceTokens(Mapping[str, int]):
+    """Tokens by source: eight bytes each, for most steps of a run have the same sources, whose names are kept once."""
+
+    __slots__ = ("_places", "_tokens")
+    _known: ClassVar[dict[tuple[str, ...], dict[str, int]]] = {}
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        names = tuple(tokens)
+        if names not in self._known:
+            self._known[names] = {name: place for place, name in enumerate(names)}
+        self._places, self._tokens = self._known[names], array("q", tokens.values())
+
+    def __getitem__(self, name: str) -> int:
+        return self._tokens[self._places[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
 class RecordedStep(msgspec.Struct, frozen=True):
     """One line of `steps.jsonl`, read leniently: a diverged run writes null losses, an older one has fewer fields."""
 
@@ -36,7 +60,7 @@ class RecordedStep(msgspec.Struct, frozen=True):
     makespan_over_bound: float = 0.0
     gradient_norm: float | None = None
     learning_rate: float = 0.0
-    tokens_by_source: dict[str, int] = {}
+    tokens_by_source: Mapping[str, int] = {}
     data_wait_seconds: float = 0.0
     time: float = 0.0
     mfu: float | None = None

@@ -28,6 +28,7 @@ from coxswain_cli.reporting.model import (
     RecordedEvent,
     RecordedRun,
     RecordedStep,
+    SourceTokens,
     StepTiming,
 )
 from coxswain_cli.reporting.step_selection import chosen_steps
@@ -35,6 +36,9 @@ from coxswain_cli.reporting.trainers import latest_figures
 from coxswain_operator.reconcile.status import JobStatus
 
 T = TypeVar("T")
+
+StepsRead = tuple[tuple[RecordedStep, ...], int, int]
+"""Each step once, in order; how many lines are of steps computed again, and unreadable."""
 
 
 def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
@@ -48,7 +52,7 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
             f"{directory}: holds neither {STEPS} nor {EVENTS}; name the work directory of a run (`cox run` prints it, "
             "by default runs/JOB)",
         )
-    lines, bad_steps = _good(_values(directory / STEPS, RecordedStep))
+    lines, bad_steps = _good(_packed(_values(directory / STEPS, RecordedStep)))
     steps, redone = _valid(lines)
     events, bad_events = _good(_values(directory / EVENTS, _EventLine))
     offsets, rings, bad_timings = _glances(directory / TIMINGS)
@@ -70,14 +74,20 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
     )
 
 
-def read_steps(lines: Iterable[bytes]) -> tuple[tuple[RecordedStep, ...], int, int]:
-    """Of a checkpoint location: each step once, in order; how many lines are of steps computed again, and unreadable.
+def read_steps(lines: Iterable[bytes]) -> StepsRead:
+    """Of a checkpoint location.
 
     Its objects are in the order of their steps: the world says which line was written later.
     """
     decoder = msgspec.json.Decoder(RecordedStep)
-    found, unreadable = _good((0, _decoded(decoder, line)) for line in lines if line.strip())
+    found, unreadable = _good(_packed((0, _decoded(decoder, line)) for line in lines if line.strip()))
     return *_valid(sorted(found, key=lambda line: line.worldGeneration)), unreadable
+
+
+def _packed(values: Iterable[tuple[int, RecordedStep | None]]) -> Iterator[tuple[int, RecordedStep | None]]:
+    """With the tokens of their sources as an array: with 300 sources those of a long run would not fit in memory."""
+    for offset, step in values:
+        yield offset, step and msgspec.structs.replace(step, tokens_by_source=SourceTokens(step.tokens_by_source))
 
 
 def _valid(lines: list[RecordedStep]) -> tuple[tuple[RecordedStep, ...], int]:

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 # The limit is below what a worker gets of a machine that others use, so that it is one there too.
-SMALL = argparse.Namespace(settle=WITHIN, steps=2, share=0.4, slowdown=16.0, longest=256, tokens=2048)
+SMALL = argparse.Namespace(settle=WITHIN, steps=2, share=0.4, slowdown=16.0, longest=256, capacity=256, tokens=2048)
 PERIOD = 100_000  # microseconds: of a shorter one no quota may be so small
 
 

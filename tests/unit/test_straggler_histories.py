@@ -11,7 +11,8 @@ import pytest
 from bench.detect import ONSET, Run, switches
 from coxswain.stragglers.baseline import Baseline
 from coxswain.stragglers.detector import Detector
-from coxswain.stragglers.values import State, Step, Thresholds
+from coxswain.stragglers.states import UNSEEN
+from coxswain.stragglers.values import Place, Report, State, Step, Thresholds
 from tests.unit.straggler_runs import FIRST, confirmed, running, slowed
 
 
@@ -184,3 +185,55 @@ def test_what_began_in_steps_that_are_done_again_began_with_the_first_of_them(sl
     run.detector, run.number = run.detector.moved(run.detector.places, first), first
     report = run.steps(12)
     assert confirmed(report) == [FIRST] and report.since[FIRST] == first
+
+
+def of_kinds(*kinds: str) -> list[Place]:
+    """Two replicas of two stages, a device and a node each."""
+    return [Place(rank // 2, rank % 2, 0, rank, 0, rank, kind) for rank, kind in enumerate(kinds)]
+
+
+def observed(
+    detector: Detector, steps: range, slow: float, work: float = 1.0, probes: list[int] | None = None
+) -> Report:
+    """Rank 0 is so slow and has so much work; all ranks that are asked run the probe."""
+    draw, asked = np.random.default_rng(steps.start), tuple[int, ...]()
+    factors, works = np.array([slow, 1.0, 1.0, 1.0]), np.array([work, 1.0, 1.0, 1.0])
+    for number in steps:
+        seconds = works * factors * np.exp(draw.normal(0, 0.01, 4))
+        report = detector.observe(Step(number, seconds, works, probes={rank: 0.001 * factors[rank] for rank in asked}))
+        asked = report.probes
+        if probes is not None and 0 in asked:
+            probes.append(number)
+    return report
+
+
+def test_a_straggler_that_nothing_can_be_compared_with_stays_one_until_probes_find_it_well() -> None:
+    """It was slow from the first step, so it has no history, and its layers in the next world are no other rank's."""
+    detector = Detector(of_kinds(*["2/1"] * 4))
+    assert observed(detector, range(60), 2.0).states.tolist() == [State.CONFIRMED, 0, 0, 0]
+    detector = detector.moved(of_kinds("1/1", "3/1", "2/1", "2/1"), 60)
+    assert observed(detector, range(60, 200), 2.0).states[0] == State.CONFIRMED
+    report = observed(detector, range(200, 260), 1.0)
+    assert not report.states.any() and report.speeds[0] == 1.0
+
+
+def test_a_straggler_without_work_is_probed_and_works_again_once_two_probes_find_it_well() -> None:
+    probes = list[int]()
+    detector = Detector(of_kinds(*["2/1"] * 4))
+    observed(detector, range(40), 1.0)
+    assert observed(detector, range(40, 60), 16.0).states[0] == State.CONFIRMED
+    assert observed(detector, range(60, 100), 16.0, work=0.0, probes=probes).states[0] == State.CONFIRMED
+    assert probes and min(probes) == 60 + UNSEEN - 1 and len(probes) < 5
+    assert observed(detector, range(100, 110), 1.0, work=0.0).states[0] == State.CONFIRMED, "one probe is not enough"
+    report = observed(detector, range(110, 150), 1.0, work=0.0)
+    assert not report.states.any() and report.speeds[0] == 1.0
+    assert not observed(detector, range(150, 190), 1.0).states.any(), "what it was before does not count"
+
+
+def test_a_straggler_with_figures_is_not_probed() -> None:
+    probes = list[int]()
+    detector = Detector(of_kinds(*["2/1"] * 4))
+    observed(detector, range(40), 1.0)
+    observed(detector, range(40, 60), 3.0)
+    observed(detector, range(60, 200), 3.0, probes=probes)
+    assert probes == []

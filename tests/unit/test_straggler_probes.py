@@ -49,7 +49,7 @@ def test_a_suspect_that_was_cleared_is_probed_again_once_it_gets_slower() -> Non
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_probe_of_no_time_or_without_end_is_no_answer(seconds: float) -> None:
     all_ranks = np.full(3, True)
-    found = Probes(["", "", ""], Thresholds()).answers({0: seconds, 1: 0.01, 2: 0.01}, all_ranks, all_ranks)
+    found = Probes(["", "", ""], Thresholds()).answers({0: seconds, 1: 0.01, 2: 0.01}, all_ranks, all_ranks, ~all_ranks)
     assert np.isnan(found[0])
 
 
@@ -91,16 +91,18 @@ def test_a_probe_that_is_much_slower_than_a_step_says_how_slow_the_device_is() -
 
 def test_a_probe_is_judged_beside_other_kinds_where_its_own_has_no_control() -> None:
     probes, every = Probes(["a", "b", "b", "b"], Thresholds()), np.ones(4, dtype=bool)
-    probes.answers({0: 0.4, 1: 0.2, 2: 0.2, 3: 0.2}, every, every)
+    probes.answers({0: 0.4, 1: 0.2, 2: 0.2, 3: 0.2}, every, every, ~every)
     normal = np.array([False, True, True, True])
-    assert probes.answers({0: 0.52, 1: 0.26, 2: 0.26}, normal, every)[0] == pytest.approx(1.0)  # all are slower alike
-    assert probes.answers({0: 0.60, 1: 0.20, 2: 0.20}, normal, every)[0] == pytest.approx(1.5)
-    assert np.isnan(probes.answers({0: 0.60}, normal, every)[0])
+    assert probes.answers({0: 0.52, 1: 0.26, 2: 0.26}, normal, every, ~normal)[0] == pytest.approx(
+        1.0
+    )  # all are slower alike
+    assert probes.answers({0: 0.60, 1: 0.20, 2: 0.20}, normal, every, ~normal)[0] == pytest.approx(1.5)
+    assert np.isnan(probes.answers({0: 0.60}, normal, every, ~normal)[0])
 
 
 def test_controls_of_a_probe_are_far_apart() -> None:
     probes, every = Probes(["a"] * 64, Thresholds()), np.ones(64, dtype=bool)
-    probes.answers(dict.fromkeys(range(64), 0.3), every, every)
+    probes.answers(dict.fromkeys(range(64), 0.3), every, every, ~every)
     suspects = np.arange(64) == FIRST
     asked = probes.requests(suspects, ~suspects, every)
     assert len(asked) == 4 and FIRST in asked

@@ -39,7 +39,9 @@ class Detector:
         present = ~np.isnan(rates)
         factors = self._lengths.factors(rates, step.longest)
         push(self._rates, present, rates)
-        push(self._recent, present, self._scores.observe(rates / factors, self._states.confirmed))
+        scores = self._scores.observe(rates / factors, self._states.confirmed)
+        seen = ~np.isnan(scores)
+        push(self._recent, seen, scores)
         window = row_medians(self._recent[:, -self._t.window :])
         last = self._recent[:, -1]
         known = ~np.isnan(self._baseline.values)
@@ -51,8 +53,10 @@ class Detector:
         estimate = row_medians(self._recent[:, -self._t.estimate :])
         urgent = alone | (window >= self._t.urgent)
         estimate = np.where(urgent, np.maximum(window, estimate), estimate)
-        self._states.advance(step.number, present, window, estimate, enter, urgent)
-        answers = self._probes.answers(step.probes, self._states.states == State.NORMAL, known)
+        self._states.advance(step.number, seen, window, estimate, enter, urgent)
+        normal = self._states.states == State.NORMAL
+        answers = self._probes.answers(step.probes, normal, known, self._states.confirmed)
+        self._recent[self._states.probed(step.number, answers)] = np.nan  # what it was before it was well
         self._states.judge(step.number, answers, estimate, self._least(estimate, urgent))
         return self._report(step, present, estimate, factors)
 
@@ -76,7 +80,7 @@ class Detector:
     def settled(self) -> bool:
         """More steps like the last ones, but for noise, change nothing: no rank is suspected, or about to be another."""
         healthy, known = self._states.healthy, ~np.isnan(self._baseline.values)
-        wanted = self._probes.requests(self._states.suspected, healthy, known)
+        wanted = self._probes.requests(self._states.doubtful, healthy, known)
         return self._states.settled and bool(self._baseline.settled.all()) and not wanted
 
     def passed(self, steps: int) -> None:
@@ -93,7 +97,7 @@ class Detector:
         causes = np.where((causes == Cause.NONE) & (factors >= t.enter), Cause.LONG_SEQUENCES, causes)
         marked = states.states != State.NORMAL
         blame = stragglers_causes(marked, present, slowdowns, self._nodes, self._on_node)
-        probes = self._probes.requests(states.suspected, healthy, known)
+        probes = self._probes.requests(states.doubtful, healthy, known)
         return Report(
             step.number,
             states.states.copy(),

@@ -19,13 +19,18 @@ class Probes:
         self._of_kind, self._everyone, self._t = Peers(kinds), Peers([0] * len(kinds)), thresholds
         self.first: Floats = np.full(len(kinds), np.nan)
 
-    def answers(self, seconds: Mapping[int, float], normal: Mask, known: Mask) -> Floats:
-        """The slowdown by rank beside normal ones of its kind and beside its own first probe; NaN: no answer."""
+    def answers(self, seconds: Mapping[int, float], normal: Mask, known: Mask, stragglers: Mask) -> Floats:
+        """The slowdown by rank beside normal ones of its kind and beside its own first probe; NaN: no answer.
+
+        A straggler that has neither is compared with normal ranks of any kind.
+        """
         taken = np.full(len(normal), np.nan)
         for rank, value in seconds.items():
             taken[rank] = value if 0 < value < float("inf") else np.nan
-        beside = taken / self._of_kind.medians_of_others(np.where(normal, taken, np.nan))
+        controls = np.where(normal, taken, np.nan)
+        beside = taken / self._of_kind.medians_of_others(controls)
         found = lesser(beside, self._own(taken, normal), self._t.allowed)
+        found = np.where(np.isnan(found) & stragglers, taken / self._everyone.medians_of_others(controls), found)
         self.first = np.where(normal & known & np.isnan(self.first), taken, self.first)
         return found
 

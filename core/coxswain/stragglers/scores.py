@@ -16,11 +16,14 @@ class Scores:
         self._roles, self._everyone, self._baseline, self._t = roles, everyone, baseline, thresholds
 
     def observe(self, rates: Floats, stragglers: Mask) -> Floats:
-        """The slowdown by rank; NaN where the rate is. Steps in which the rank is no slower than peers make its history."""
+        """The slowdown by rank; NaN where the rate is, and where nothing says how fast a straggler is: such a rank is not well.
+
+        Steps in which the rank is no slower than peers make its history.
+        """
         beside = rates / self._roles.medians_of_others(rates)
         found = lesser(beside * self._risen(rates, stragglers), self._own(rates, stragglers), self._t.allowed)
         self._baseline.learn(~np.isnan(rates) & ~(beside >= self._t.enter) & ~stragglers, rates)
-        return np.where(np.isnan(rates), np.nan, or_one(found))
+        return np.where(np.isnan(rates) | (stragglers & np.isnan(found)), np.nan, or_one(found))
 
     def _own(self, rates: Floats, stragglers: Mask) -> Floats:
         """Beside its own history, less what all ranks share: a cluster that slows down has no straggler.

@@ -9,9 +9,11 @@ import numpy as np
 from coxswain.stragglers.medians import push
 from coxswain.stragglers.values import Floats, Ints, Mask, State, Thresholds
 
+UNSEEN = 16  # steps without figures until a straggler is probed
+
 
 class States:
-    """One machine a rank. A rank without figures in a step stays as it is."""
+    """One machine a rank. A rank without figures in a step stays as it is: a straggler without them is well by its probes."""
 
     def __init__(self, ranks: int, thresholds: Thresholds) -> None:
         self._t = thresholds
@@ -27,11 +29,13 @@ class States:
         self._rest_needed: Ints = np.full(ranks, thresholds.rest)
         self._cleared: Floats = np.ones(ranks)  # the estimate that a probe did not confirm
         self._quiet: Ints = np.zeros(ranks, dtype=np.int64)  # steps since it was confirmed
+        self._unseen: Ints = np.zeros(ranks, dtype=np.int64)  # steps of a straggler without figures
 
     def columns(self) -> Iterator[np.ndarray]:
         """All that is kept, by rank."""
         yield from (self.states, self.slowdowns, self.since, self._slow, self._begin, self._calm)
         yield from (self._rise, self._calm_needed, self._resting, self._rest_needed, self._cleared, self._quiet)
+        yield self._unseen
 
     def rewind(self, step: int) -> None:
         """Steps from this one on are done again: what began later begins with it."""
@@ -44,6 +48,11 @@ class States:
     @property
     def suspected(self) -> Mask:
         return np.equal(self.states, State.SUSPECTED)
+
+    @property
+    def doubtful(self) -> Mask:
+        """Ranks of which a probe must say how they are: suspects, and stragglers without figures for long."""
+        return self.suspected | (self._unseen >= UNSEEN)
 
     @property
     def healthy(self) -> Mask:
@@ -66,6 +75,7 @@ class States:
     ) -> None:  # fmt: skip
         """One step's windows and estimates by rank; `enter`: the window that counts as slow; `urgent`: that suffices alone."""
         self._settle(step, present, window, estimate)
+        self._unseen = np.where(self.confirmed & ~present, self._unseen + 1, 0)
         over = present & (window >= enter)
         self._begin = np.where(over & ~self._slow.any(axis=1), step, self._begin)
         push(self._slow, present, over.astype(float))
@@ -94,6 +104,21 @@ class States:
         left = lower & (estimate <= leave)
         self.slowdowns[left] = 1.0
         self._change(State.NORMAL, left, np.full_like(self._begin, step))
+
+    def probed(self, step: int, answers: Floats) -> Mask:
+        """What probes say of stragglers without figures: the steps since the last probe were so. Returns those that are well.
+
+        Two well ones in a row at least, and more with each return.
+        """
+        mine = (self._unseen >= UNSEEN) & ~np.isnan(answers)
+        well = mine & (answers <= self._t.leave)
+        self._calm = np.where(well, self._calm + UNSEEN, np.where(mine, 0, self._calm))
+        left = well & (self._calm >= np.maximum(self._calm_needed, 2 * UNSEEN))
+        self._calm_needed = np.where(left, np.minimum(2 * self._calm_needed, self._t.most_calm), self._calm_needed)
+        self._calm[left], self._slow[left], self.slowdowns[left] = 0, 0, 1.0
+        self._unseen = np.where(mine, 0, self._unseen)
+        self._change(State.NORMAL, left, np.full(len(left), step))
+        return left
 
     def judge(self, step: int, probed: Floats, estimate: Floats, least: Floats) -> None:
         """What the probe of suspects says, NaN: no answer yet; `least`: the slowdown that confirms one whose steps are slow."""

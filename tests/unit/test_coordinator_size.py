@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -86,7 +87,9 @@ async def test_no_trainer_trains_in_a_world_that_is_lost_or_not_there_yet(tmp_pa
         assert (resize(lead.state, 2).state, resize(lead.state, 2).trainers) == ("UnderWay", 0)
 
 
-async def test_a_new_coordinator_that_adopts_a_world_keeps_the_size_that_the_job_was_given(tmp_path):
+@pytest.mark.parametrize("pause", [0.0, 0.5], ids=["at once", "one late"])
+async def test_a_new_coordinator_that_adopts_a_world_keeps_the_size_that_the_job_was_given(tmp_path, pause):
+    """Also where the last trainer of a job that has grown registers after as many as the job began with."""
     async with training(small(tmp_path)) as lead:
         await lead.close(0)
         resize(lead.state, 3)
@@ -96,9 +99,13 @@ async def test_a_new_coordinator_that_adopts_a_world_keeps_the_size_that_the_job
         await moved_to(lead, session.move.step)
     async with leading(small(tmp_path), "two") as lead:
         lead.index()
-        for agent in agents(3):
-            lead.state.register(replace(agent, generation=2))
+        *early, late = (replace(agent, generation=2) for agent in agents(3))
+        for agent in early:
+            lead.state.register(agent)
+        await asyncio.sleep(pause)
+        lead.state.register(late)
         await begun(lead, 2)
+        assert lead.state.session.adopted and not lead.state.session.lost
         await lead.close(lead.state.session.book.open)
         assert (lead.state.size, lead.state.session.move) == (3, None)
 

@@ -76,11 +76,13 @@ class WorldManager:
     async def form(self) -> bool:
         """Forms a world once enough trainers are there and the replicas hold the longest sequence."""
         run = self._state
-        size = run.changes.forming
-        present = run.registry.present("trainer", size)
-        if not present:
+        if not run.registry.present("trainer", run.changes.forming):
             return False
         newest = await self._read_newest()
+        size = run.changes.forming
+        if run.session is None and newest and newest.size and self._running(newest):
+            size = newest.size  # the world that still runs may be larger than the job began
+        present = run.registry.present("trainer", size)
         patience = NEW_SECONDS if newest else float("inf")
         if run.session:
             patience = LEAVING_SECONDS if run.leaving else LOST_SECONDS
@@ -90,7 +92,8 @@ class WorldManager:
             return True
         if gathered and run.judge_failures():
             return True
-        return gathered and await self._create(newest.generation + 1 if newest else 1, present)
+        agents = [agent for agent in present if index_of(agent.name) < run.changes.forming]
+        return gathered and await self._create(newest.generation + 1 if newest else 1, agents)
 
     async def _read_newest(self) -> Generation | None:
         """The newest generation in the plan log, as it was when a world was first awaited."""
@@ -253,11 +256,16 @@ class WorldManager:
 
     # --- worlds of an earlier coordinator -----------------------------------------------------------------------------
 
+    def _running(self, record: Generation) -> list[Register]:
+        """The present members of this generation, if one of them still runs it or holds its state; else none."""
+        members = members_of(record, self._state.registry.present("trainer", 1 << 30))
+        return members if any(m.held or m.generation == record.generation for m in members) else []
+
     async def _take_over(self, record: Generation, gathered: bool) -> bool:
         """Adopts a generation if its world still runs; once all are gathered also to go on from what its workers hold."""
         run = self._state
-        members = members_of(record, run.registry.present("trainer", 1 << 30))
-        if not any(m.held or m.generation == record.generation for m in members):
+        members = self._running(record)
+        if not members:
             return False
         chosen = await self._store_call(self._strategies.behind, record.layout) if self._is_auto else None
         job = with_chosen(run.job, chosen)

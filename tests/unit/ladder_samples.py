@@ -33,6 +33,12 @@ def offered(job, vocabulary, layout: Layout, speeds, least_gain) -> Options:
     return Options(layout, dict(speeds), SECONDS, 6.0, () if layout.standby else (Option("Groups", aside, 8.0, 5.0),))
 
 
+def slower_without(job, vocabulary, layout: Layout, speeds, least_gain) -> Options:
+    """Two replicas compute in 10 what the one without the slow device computes in 10.5."""
+    aside = Layout(layout.replicas[:1], (SLOW,))
+    return Options(layout, dict(speeds), 10.0, 6.0, () if layout.standby else (Option("Groups", aside, 10.5, 5.0),))
+
+
 @dataclass
 class Job:
     """Trainers with a device each; changes of layout come at once."""

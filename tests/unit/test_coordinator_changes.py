@@ -67,6 +67,7 @@ def test_a_world_that_fails_before_its_change_keeps_the_layout_that_is_in_force(
     assert changes.layout_on(devices(0, 1)) is None  # neither was in force
     changes = requested(PIPELINE)
     changes.entered(PIPELINE)
+    changes.stepped()
     for layout in (ASIDE, on(0, 1)):
         changes.request(layout, "again")
     fail(changes)
@@ -74,11 +75,41 @@ def test_a_world_that_fails_before_its_change_keeps_the_layout_that_is_in_force(
     assert changes.due(on(0, 1), {0, 1}) == ""
 
 
-def test_a_failure_takes_no_layout_from_a_job_that_has_asked_for_no_other() -> None:
+@pytest.mark.parametrize("worlds", [1, 2])
+def test_a_failure_takes_no_layout_from_a_job_that_has_made_a_step_in_it(worlds: int) -> None:
     changes = requested(PIPELINE)
     changes.entered(PIPELINE)
+    changes.stepped()
+    for _ in range(worlds):
+        fail(changes)
+        assert changes.layout_on(devices(0, 1)) == PIPELINE
+        changes.entered(PIPELINE)
+
+
+def test_a_layout_in_which_the_first_world_fails_before_a_step_gives_way_to_the_one_before() -> None:
+    changes = requested(PIPELINE)
+    changes.entered(PIPELINE)
+    changes.stepped()
+    changes.request(ASIDE, "trainer-1 is slow")
+    changes.entered(ASIDE)
     fail(changes)
     assert changes.layout_on(devices(0, 1)) == PIPELINE
+    changes.entered(PIPELINE)
+    fail(changes)
+    assert changes.layout_on(devices(0, 1)) == PIPELINE, "a step was made in it"
+    changes = requested(ASIDE)
+    changes.entered(ASIDE)
+    fail(changes)
+    assert changes.layout_on(devices(0, 1)) is None, "the job's own"
+
+
+def test_a_world_that_takes_an_untried_layout_over_has_not_tried_it() -> None:
+    """The first world was planned away before a step: the second one has the layout of the first."""
+    changes = requested(ASIDE)
+    changes.entered(ASIDE)
+    changes.entered(ASIDE)
+    fail(changes)
+    assert changes.layout_on(devices(0, 1)) is None
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,26 @@ async def test_a_world_that_fails_before_its_requested_change_keeps_the_layout_t
         assert lead.state.session.record.layout == before and not lead.state.changes.why
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+async def test_a_changed_layout_whose_world_fails_before_a_step_is_left_for_the_one_before(tmp_path, steps):
+    job = make_job(tmp_path, batch=replace(make_job(tmp_path).batch, max_sequence_tokens=128))
+    async with training(job) as lead:
+        session = lead.state.session
+        before = session.record.layout
+        lead.state.request_layout(one_replica(), "trainer-1 is slow")
+        while not session.move:
+            await run_steps(lead, 1)
+        await run_steps(lead, session.move.step - session.book.open)
+        await moved_to(lead, session.move.step)
+        assert lead.state.session.record.layout == one_replica()
+        await run_steps(lead, steps)
+        lead.state.fail_world("rank 1 ended: out of memory")
+        register(lead, *holds(lead, lead.state.session.book.open))
+        await begun(lead, 3)
+        assert lead.state.session.record.layout == (one_replica() if steps else before)
+        assert lead.state.failures == 1
+
+
 async def test_the_report_names_the_node_that_the_ladder_wants_away(tmp_path):
     async with training(make_job(tmp_path)) as lead:
         assert job_report(lead.state).replace_node is None

@@ -14,8 +14,8 @@ import pytest
 from coxswain.ladder import options as ladder_options
 from coxswain.ladder.decide import DWELL, FORGET, decide, differing, slow
 from coxswain.ladder.lead import LONG, PLANNED, heeds_suspects, steps_until_placed, waits_for_reports
-from coxswain.ladder.options import FORM, at_speeds, draft_of, options_for, surviving, without_lost
-from coxswain.ladder.speeds import STEP, bucket, speed_of
+from coxswain.ladder.options import FORM, at_speeds, can_gain, draft_of, options_for, surviving, without_lost
+from coxswain.ladder.speeds import STEP, bucket, changed, speed_of
 from coxswain.ladder.standby import EVERY, MOST_DWELL, Standby, Waiting, due
 from coxswain.ladder.values import (
     LEAST_GAIN,
@@ -404,6 +404,11 @@ def test_there_is_no_plan_at_once_where_each_replica_lost_a_device_or_the_others
     assert without_lost(costs, layout, one) and without_lost(tight, layout, one) is None
 
 
+def test_no_layout_gains_where_staying_is_as_fast_as_the_healthy_cluster() -> None:
+    assert can_gain(12.0, 11.0) and can_gain(12.0, 11.99, least_gain=0.0)
+    assert not can_gain(12.0, 12.0, least_gain=0.0) and not can_gain(12.0, 12 * (1 - LEAST_GAIN))
+
+
 def test_a_draft_of_a_layout_has_all_micro_batches_and_groups_as_slow_as_their_slowest_device() -> None:
     _, layout = healthy()
     slow_one = layout.replicas[0].stages[0].devices[-1]
@@ -422,6 +427,16 @@ def test_a_power_of_speed_stays_while_the_slowdown_is_within_three_quarters_of_a
     steps: float, before: int, power: int
 ) -> None:
     assert bucket(STEP**steps, before) == power
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "begins"),
+    [(0, 5, True), (5, 6, True), (5, 5, False), (5, 4, False), (5, 0, True), (0, 0, False)],
+)
+def test_what_a_slow_device_has_cost_counts_on_while_it_is_no_slower(before: int, now: int, begins: bool) -> None:
+    other = Device(1, 1)
+    powers = [{other: 3} | ({SLOW: power} if power else {}) for power in (before, now)]
+    assert changed(*powers) == ({SLOW} if begins else set())
 
 
 def test_speeds_without_a_living_device_are_refused() -> None:

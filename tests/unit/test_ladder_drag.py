@@ -13,7 +13,7 @@ from coxswain.ladder.values import Change, Keep, Option, Options, Relayout, View
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain_coordinator.stragglers.drag import Drag
 from tests.unit.ladder_samples import SLOW as SECOND
-from tests.unit.ladder_samples import Job
+from tests.unit.ladder_samples import Job, slower_without
 from tests.unit.layout_cases import costs_of
 
 DEVICES = [Device(0, d) for d in range(4)]
@@ -156,15 +156,9 @@ def test_a_pipelines_healthy_devices_stand_by_with_its_slow_one() -> None:
     assert set(option.layout.standby) == {device for s in deep.replicas[0].stages for device in s.devices}
 
 
-def offered(job, vocabulary, layout: Layout, speeds, least_gain) -> Options:
-    """Two replicas compute in 10 what one computes in 10.5."""
-    aside = Layout(layout.replicas[:1], (SECOND,))
-    return Options(layout, dict(speeds), 10.0, 6.0, () if layout.standby else (Option("Groups", aside, 10.5, 5.0),))
-
-
 @pytest.mark.parametrize(("besides", "left"), [((1.0, 2.0), True), ((1.0, 1.2), False)])
 async def test_a_running_job_leaves_a_device_out_by_what_it_has_measured(tmp_path, besides, left: bool) -> None:
-    j = Job(tmp_path, planner=offered, besides=besides, slow=False)
+    j = Job(tmp_path, planner=slower_without, besides=besides, slow=False)
     await j.run(8)
     j.slow, j.onset = True, j.step
     await j.run(60)

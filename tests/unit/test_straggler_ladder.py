@@ -7,11 +7,12 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from coxswain.ladder.decide import DWELL
 from coxswain.layout import Device
 from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.stragglers.ladder import MEASURED_STEPS
 from tests.unit.coordinator_samples import agents
-from tests.unit.ladder_samples import SLOW, Job, nothing
+from tests.unit.ladder_samples import SLOW, Job, nothing, slower_without
 
 pytestmark = pytest.mark.looptime
 
@@ -175,3 +176,90 @@ async def test_no_node_is_wanted_away_under_migrate(tmp_path):
     j = Job(tmp_path, planner=nothing)
     await j.run(200)
     assert j.ladder.request is None and j.asked == []
+
+
+async def test_a_device_that_is_less_slow_than_it_first_seemed_does_not_wait_for_its_cost_again(tmp_path):
+    """2 s a step for 5 s: in the third step, though the second one shows that it is less slow."""
+    for later, steps in ((1.8, 3), (2.3, 5)):
+        j = Job(tmp_path)
+        await j.run(2)
+        j.factor = later
+        while not j.asked:
+            await j.run(1, changes=False)
+        assert j.step == steps
+
+
+async def test_a_device_that_is_well_after_a_rewind_waits_from_the_first_step_of_its_world(tmp_path):
+    j = Job(tmp_path, besides=(0.0, 0.0))
+    await j.run(100)
+    assert j.record.layout.standby == (SLOW,)
+    j.ladder.leave()
+    j.step = 10
+    j.enter(j.record.layout)
+    waiting = j.ladder.aside.waiting[SLOW]
+    for _ in range(waiting.dwell):
+        j.ladder.probed(SLOW, 1.0)
+    j.slow = False
+    await j.run(40)
+    assert [layout.standby for layout, _ in j.asked] == [(SLOW,), ()]
+
+
+async def test_a_change_that_its_world_never_made_is_not_measured(tmp_path):
+    j = Job(tmp_path, slow=False)
+    await j.run(2 * MEASURED_STEPS)
+    j.slow, j.onset = True, j.step
+    await j.run(2 * MEASURED_STEPS, changes=False)
+    assert len(j.asked) == 1 and j.events == [], "the old layout still runs"
+    j.slow = False
+    j.enter()
+    await j.run(2 * MEASURED_STEPS)
+    assert j.events == []
+
+
+async def test_what_a_step_takes_besides_tasks_in_one_world_says_nothing_of_the_next(tmp_path):
+    """The first healthy steps of the second world are too few to be compared with slow ones."""
+    for enters in (False, True):
+        j = Job(tmp_path, planner=slower_without, besides=(1.0, 2.0), slow=False)
+        await j.run(8)
+        if enters:
+            j.enter()
+        j.slow, j.onset = True, j.step
+        await j.run(60)
+        assert bool(j.asked) is not enters
+
+
+async def test_a_closed_ladder_decides_nothing_and_may_never_have_begun(tmp_path):
+    j = Job(tmp_path, held=asyncio.Event())
+    j.ladder.close()
+    await j.run(10)
+    assert j.plans == 1
+    j.ladder.close()
+    j.held.set()
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert j.asked == []
+
+
+async def test_the_second_change_for_one_device_waits_eight_steps_of_the_first(tmp_path):
+    j = Job(tmp_path)
+    while not j.asked:
+        await j.run(1)
+    first = j.step
+    j.slow = False
+    j.enter(j.record.layout, [replace(a, pod=f"{a.pod}-again") for a in agents(2)])
+    while len(j.asked) == 1:
+        await j.run(1, changes=False)
+    assert j.step - first == DWELL
+
+
+async def test_a_node_is_wanted_away_again_only_after_twice_its_cost(tmp_path):
+    j = Job(tmp_path, action="ReplaceNode", planner=nothing)
+    await j.run(90)
+    assert j.ladder.request
+    j.slow = False
+    await j.run(1)
+    j.slow, j.onset = True, j.step
+    await j.run(140)
+    assert j.ladder.request is None
+    await j.run(20)
+    assert j.ladder.request

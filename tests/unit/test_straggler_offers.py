@@ -57,6 +57,7 @@ BOTH = stages_on(((A, B), 0, 2))
     [
         (stages_on(((A,), 0, 1), ((B,), 1, 2)), {}, 64, True),
         (stages_on(((A,), 0, 2), aside=(B,)), {}, 64, True),
+        (BOTH, {}, 64, False),  # the job has it
         (stages_on(((A, B), 0, 1), ((), 1, 2)), {}, 64, False),  # nothing computes the second stage
         (stages_on(((A,), 0, 2), ((B,), 2, 2)), {}, 64, False),  # it has no layers
         (stages_on(((A,), 0, 2)), {}, 64, False),  # a device is missing

@@ -105,7 +105,7 @@ def _cost_so_far(option: Option, options: Options, view: View, steps: int) -> fl
 
 
 def _steps_since(view: View, devices: Iterable[Device]) -> int:
-    """In the present layout, with one of these devices at its present speed."""
+    """In the present layout, with one of these devices as slow as at present."""
     onset = min((view.since.get(device, view.step) for device in devices), default=view.step)
     return view.step - max([onset, *(change.step for change in view.changes)])
 

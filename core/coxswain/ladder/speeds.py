@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import log
+
+from coxswain.layout import Device
 
 STEP = 1.05
 """Speeds are 1 over a power of it."""
@@ -20,3 +23,13 @@ def bucket(slowdown: float, before: int) -> int:
 
 def speed_of(power: int) -> float:
     return round(STEP**-power, 6)
+
+
+def changed(before: Mapping[Device, int], now: Mapping[Device, int]) -> set[Device]:
+    """Devices that are slower than before, or well again: what another layout saves counts from now on. Powers of slow ones.
+
+    Where a device is slow and has become faster, what it has cost since its onset is at least what its present speed says:
+    that counts on.
+    """
+    slower = {device for device, power in now.items() if power > before.get(device, 0)}
+    return slower | (before.keys() - now.keys())

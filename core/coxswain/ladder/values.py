@@ -63,8 +63,8 @@ class View:
     `seconds`: of a step at present, `beside`: those of them that are besides tasks; `drag`: as in `drag.py`.
     `planned`: the speeds that the layout was chosen for.
     `least_gain`: of a step, of a change that is worth while; none where the layout was taken at once, without a search.
-    `since`: by device, the first step at its present speed. `replace`: seconds that replacing a node takes until
-    training goes on; None where no other node fits.
+    `since`: by device, the first step at its present speed, or at a lower one.
+    `replace`: seconds that replacing a node takes until training goes on; None where no other node fits.
     """
 
     action: Action

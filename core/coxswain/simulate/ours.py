@@ -10,7 +10,7 @@ import numpy as np
 from coxswain.ladder.decide import decide
 from coxswain.ladder.lead import heeds_suspects, steps_until_placed
 from coxswain.ladder.options import at_speeds, can_gain, draft_of, options_for, without_lost
-from coxswain.ladder.speeds import bucket, speed_of
+from coxswain.ladder.speeds import bucket, changed, speed_of
 from coxswain.ladder.standby import Standby, due
 from coxswain.ladder.values import LEAST_GAIN, Action, Change, Options, Plan, Relayout, ReplaceNode, Speeds, View
 from coxswain.layout import Device, Layout
@@ -74,7 +74,7 @@ class Ours:
 
     def _learn(self, run: Run, report: Report) -> None:
         """What the detector says of the ranks, what probes say of standby devices, and which devices are gone."""
-        before, self._dead = self._speeds, run.truth.lost
+        before, self._dead = self._dead, run.truth.lost
         seats, working = self._senses.seats, self._senses.rank_of
         powers = {d: p for d, p in self._powers.items() if d not in working and d not in self._dead}
         for rank in np.flatnonzero(report.states == State.CONFIRMED):
@@ -85,12 +85,9 @@ class Ours:
         self._suspects = {
             d: bucket(float(heeded[r]), 0) for r, d in enumerate(seats) if heeded[r] > 1 and d not in powers
         }
-        speeds = self._speeds
-        for device in {*speeds, *before}:
-            if speeds.get(device, 1.0) != before.get(device, 1.0):
-                self._since[device] = run.steps
+        self._since |= dict.fromkeys(changed(had, powers) | (before ^ self._dead), run.steps)
         for rank in np.flatnonzero(report.states == State.CONFIRMED):
-            if seats[rank] not in had:  # as a job does: with another speed its rent begins again
+            if seats[rank] not in had:
                 self._since[seats[rank]] = int(report.since[rank])
 
     def _attend(self, run: Run) -> None:

@@ -17,6 +17,7 @@ class Changes:
     layout: Layout | None = None
     why: str = ""  # of a layout that no world has yet
     before: Layout | None = None  # the request in force before that one
+    untried: bool = False  # no world of the requested layout has made a step
     former: int = 0  # trainers that hold state which is not saved: those that shall leave among them
 
     def request(self, layout: Layout, why: str) -> None:
@@ -25,7 +26,13 @@ class Changes:
 
     def entered(self, layout: Layout) -> None:
         """A world has this layout. Another one that was requested is dropped: the reason for it may be gone with its devices."""
-        self.layout, self.why, self.former = self.layout if self.layout == layout else None, "", 0
+        met = self.layout == layout
+        self.untried = met and (self.untried or bool(self.why))
+        self.layout, self.why, self.former = self.layout if met else None, "", 0
+
+    def stepped(self) -> None:
+        """The world has made a step."""
+        self.untried = False
 
     @property
     def forming(self) -> int:
@@ -38,10 +45,11 @@ class Changes:
         self.former = 1 + max(device.trainer for device in _working(current))
 
     def withdraw(self, current: Layout) -> None:
-        """The world of this layout has failed before its change: the reason for another layout may be gone with it."""
+        """The world of this layout has failed. Before its change the reason for another layout may be gone with it; after a
+        change, but before a step, that layout may be one that cannot run."""
         self.hold(current)
-        if self.why:
-            self.layout, self.why = self.before, ""
+        if self.why or self.untried:
+            self.layout, self.why, self.untried = self.before, "", False
 
     def layout_on(self, devices: Collection[Device]) -> Layout | None:
         """The requested layout, if it is one of exactly these devices."""

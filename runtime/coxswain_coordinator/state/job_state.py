@@ -281,6 +281,7 @@ class JobState:
         if not self.history.recent:
             self.record_event("TrainingStarted", f"step {line.step} is done, loss {line.loss:.4f}")
         self.history.add(line, closed.timing, session.world.seats)
+        self.changes.stepped()
         if len(closed.reports) == len(session.world.seats):
             self.guarded(self.stragglers.observe, plan, closed.reports)
             if not session.lost:

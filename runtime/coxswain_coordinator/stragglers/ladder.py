@@ -16,7 +16,7 @@ from statistics import median
 from coxswain.config import JobConfig
 from coxswain.ladder.decide import decide
 from coxswain.ladder.drag import slowest
-from coxswain.ladder.speeds import bucket, speed_of
+from coxswain.ladder.speeds import bucket, changed, speed_of
 from coxswain.ladder.values import (
     LEAST_GAIN,
     REPLACE_SECONDS,
@@ -161,6 +161,7 @@ class Ladder:
 
     def _rewind(self, step: int) -> None:
         """Steps from this one on are done again: what was so then has been so since this one at the latest."""
+        self._step = min(self._step, step)
         self._since = {device: min(since, step) for device, since in self._since.items()}
         self._changes = [replace(change, step=min(change.step, step)) for change in self._changes]
 
@@ -204,10 +205,9 @@ class Ladder:
         for found in stragglers:
             device = Device(found.index, found.device)
             now[device] = bucket(found.slowdown, self._powers.get(device, 0))
-            if device not in self._powers:
-                self._since[device] = found.since_step
-        changed = [d for d in {*now, *self._powers} if now.get(d) != self._powers.get(d)]
-        self._since |= {d: self._step for d in changed if d in self._powers}
+        self._since |= dict.fromkeys(changed(self._powers, now), self._step)
+        onsets = {Device(found.index, found.device): found.since_step for found in stragglers}
+        self._since |= {device: step for device, step in onsets.items() if device not in self._powers}
         self._powers = now
         self._settle_request()
 

@@ -58,9 +58,11 @@ def costs_of(job: JobConfig, vocabulary: int, layout: Layout, others: Iterable[D
 
 
 def runs(job: JobConfig, now: Layout, layout: Layout) -> bool:
-    """Whether the engine runs it on exactly the present devices, and the longest sequence still fits."""
+    """Whether it is another one that the engine runs on exactly the present devices, and the longest sequence still fits."""
     stages = [stage for replica in layout.replicas for stage in replica.stages]
     whole = all(stage.devices and stage.start < stage.stop for stage in stages)
+    if layout == now or not whole:
+        return False
     if job.model.custom and len(stages) > len(layout.replicas):
         return False  # a model of the user's own is whole on each device
-    return whole and devices_of(layout) == devices_of(now) and not capacity_fault(job, layout)
+    return devices_of(layout) == devices_of(now) and not capacity_fault(job, layout)

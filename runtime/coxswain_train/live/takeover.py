@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.ma  # np.unique imports it at its first call: not in a change, which training waits for
 import torch
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Executes a decision: statuses first, then events, objects in parallel, pods, and all else."""
+"""Executes a decision: the job's status first, then events, objects in parallel, pods, and all else."""
 
 from __future__ import annotations
 
@@ -60,10 +60,12 @@ class ActionExecutor:
         """Executes all actions in their order. False: a result was unexpected; observe again soon.
 
         Creates no pod before everything that pods need exists. Events follow the status at once: the next pass does not see
-        again what they report. Where the server fails with a child, all else is done before Retryable is raised.
+        again what they report. Other objects' statuses come last: what keeps one from being written must not stop the job.
+        Where the server fails with a child, all else is done before Retryable is raised.
         """
         deletes, creates = decision.of(Delete), decision.of(Create)
-        done = [await self._execute_one(job, action) for action in decision.of(WriteStatus)]
+        statuses = decision.of(WriteStatus)
+        done = [await self._execute_one(job, action) for action in statuses if _is_of(job, action)]
         self.forget(job)
         done += [await self._execute_one(job, event) for event in decision.of(Event)]
         needed = [*(d for d in deletes if not _is_pod(d)), *(c for c in creates if not _is_budget(c))]
@@ -73,6 +75,7 @@ class ActionExecutor:
         done.append(await self._execute_together(job, [c for c in creates if _is_budget(c)]))
         for action in decision.of(LeaveQueue, CheckpointAndStop, Quarantine, EndQuarantine):
             done.append(await self._execute_together(job, [action]))
+        done += [await self._execute_one(job, action) for action in statuses if not _is_of(job, action)]
         fault = self.rejection(job)
         if fault is not None and fault.reason == UNAVAILABLE:
             raise Retryable(fault.message)
@@ -180,6 +183,11 @@ async def _run(batch: SlowStartBatch) -> bool:
 
 class _Rejected(Exception):
     """The cluster refuses this child, or fails with it. The next pass decides about it."""
+
+
+def _is_of(job: Manifest, action: Action) -> bool:
+    """A write of the job's own status."""
+    return isinstance(action, WriteStatus) and action.kind == job["kind"]
 
 
 def _is_pod(action: Action) -> bool:

@@ -15,6 +15,9 @@ from coxswain_operator.reconcile.context import COORDINATOR
 from coxswain_operator.views import Manifest, PodView
 
 DEADLINE_SECONDS = 2.0  # for one attempt; the next pass asks again
+MOST_BYTES = (
+    4 * 1024**2
+)  # of an answer: the coordinator's image may be the user's own, and the operator serves all jobs
 
 
 class HttpJobControl:
@@ -73,7 +76,8 @@ class HttpJobControl:
         key, known = f"{address} {token}", self._clients.get(meta["uid"])
         if known and known[0] == key:
             return known[1]
-        client = AsyncClient(f"http://{host_port(address, self._port)}", token, DEADLINE_SECONDS, retry=False)
+        url = f"http://{host_port(address, self._port)}"
+        client = AsyncClient(url, token, DEADLINE_SECONDS, retry=False, most=MOST_BYTES)
         self._clients[meta["uid"]] = (key, client)  # before the wait: a call beside this one takes the same client
         if known:
             await known[1].close()

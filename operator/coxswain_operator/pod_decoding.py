@@ -13,7 +13,7 @@ from coxswain import names
 from coxswain_operator.children import CONTENT
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.containers import CONSTRUCTOR
-from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
+from coxswain_operator.children.scheduling import POD_GROUP, POD_SET, RETRIABLE
 from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import ChildView, Conditions, HolderView, Manifest, NodeView, PodView
 
@@ -30,6 +30,7 @@ class PodAnnotations(_Struct, frozen=True):
 
     retriable: str = msgspec.field(name=RETRIABLE, default="")
     avoids: str = msgspec.field(name=names.ANNOTATION_AVOIDS, default="")
+    pod_set: str = msgspec.field(name=POD_SET, default="")
 
 
 class OwnerReference(_Struct, frozen=True):
@@ -184,6 +185,7 @@ def view_of(pod: Pod) -> PodView:
         data_image=_image(pod.spec.init_containers or (), CONSTRUCTOR.name),
         avoids=_names(meta.annotations.avoids if meta.annotations else ""),
         forced=meta.deletion_grace_period_seconds == 0,
+        pod_set=sys.intern(meta.annotations.pod_set if meta.annotations else ""),
     )
 
 

@@ -21,7 +21,7 @@ import typer
 
 from coxswain.errors import Refused, Retryable
 from coxswain.exits import Exit
-from coxswain.names import CONTROLLER
+from coxswain.names import CONTROLLER, host_port
 from coxswain.structs import UNDECODABLE
 from coxswain_link import metrics
 from coxswain_operator.children.gangs import CHOICES
@@ -70,7 +70,7 @@ def main(
     renew_seconds: Annotated[float, typer.Option(help="A leader that cannot renew for that long exits.")] = 10,
     retry_seconds: Annotated[float, typer.Option(help="Between two attempts.")] = 2,
     identity: Annotated[str, typer.Option(help="As the Lease's holder; must be of one process. Default: random.")] = "",
-    host: Annotated[str, typer.Option(help="Of /healthz, /readyz and /metrics.")] = "0.0.0.0",
+    host: Annotated[str, typer.Option(help="Of /healthz, /readyz and /metrics. Default: every address.")] = "",
     port: Annotated[int, typer.Option(help="0: the kernel's choice.")] = 8080,
     data_image: Annotated[str, typer.Option(help="Coordinator, loaders, constructors.")] = _DEFAULTS.data_image,
     train_image: Annotated[str, typer.Option(help="Trainers that name no image.")] = _DEFAULTS.train_image,
@@ -156,7 +156,7 @@ async def run(options: Options) -> None:
 
         health = await serve_health(options.host, options.port, health_status, registry)
         stack.push_async_callback(health.cleanup)
-        log.info("health on %s:%s", *health.addresses[0][:2])
+        log.info("health on %s", host_port(*health.addresses[0][:2]))
         keys.replace(await load_keys(connection, options.settings.operator_namespace))
         quarantine = options.settings.quarantine
         watches = run_watches(cluster, access, queue.add, options.namespaces, quarantine=quarantine)

@@ -7,6 +7,9 @@ from coxswain.wire import Fault
 from coxswain_operator.cluster import Denied
 
 _KUEUE = "set rbac.kueue=true in the operator's chart: the job is in a queue of Kueue"
+_CLASSES = (
+    "set rbac.kueue=true in the operator's chart; with watchNamespaces grant it `get` of priority classes besides"
+)
 _LIMITS = "change the resources in the job's templates, or the namespace's LimitRange"
 # What the server's text contains, the reason that users see, and the way out. The first that matches decides.
 _KNOWN = (
@@ -22,7 +25,7 @@ _KNOWN = (
     ("is being terminated", "NamespaceTerminating", "create the job in another namespace"),
     ('cannot patch resource "pods"', "OperatorNotPermitted", _KUEUE),
     ('resource "workloads"', "OperatorNotPermitted", _KUEUE),
-    ("cannot get resource", "OperatorNotPermitted", _KUEUE),  # the value of a priority class
+    ("cannot get resource", "OperatorNotPermitted", _CLASSES),
     ("cannot create resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
     ("cannot delete resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
     ("cannot patch resource", "OperatorNotPermitted", "give the operator the roles of its chart"),

@@ -13,6 +13,7 @@ from coxswain_operator.views import Manifest
 Key = tuple[str, str]  # namespace, name
 
 WAIT_SECONDS = 15.0  # then a coordinator answers with its progress although nothing else has changed
+LEAST_SECONDS = 0.25  # between two requests to one that always has something new: each answer is a pass
 ABSENT_SECONDS = 2.0  # between the first two tries to reach one that does not answer; doubles up to
 LONGEST_ABSENCE = 10.0  # so that many jobs without an answer leave the operator's CPU to the others
 FORGOTTEN_SECONDS = 180.0  # a job whose report no pass has read for that long is over
@@ -86,6 +87,7 @@ class ReportPoller:
             early = _now() - asked < self._wait / 2
             if polled.latest is None or (early and polled.latest.revision() == mark):  # it answers, but does not wait
                 await asyncio.sleep(pause)
+            await asyncio.sleep(asked + LEAST_SECONDS - _now())
             pause = self._absent if polled.latest else min(2 * pause, LONGEST_ABSENCE)
         del self._polled[meta["uid"]]
         await self._control.forget(job)

@@ -68,6 +68,7 @@ class PodView:
     data_image: str = ""  # of a trainer's constructor
     avoids: tuple[str, ...] = ()  # nodes that were quarantined when it was created
     forced: bool = False  # deleted without grace: only a finalizer keeps it
+    pod_set: str = ""  # of its group, by Kueue's name
 
     @property
     def member(self) -> str:

@@ -6,6 +6,7 @@ Client side here, for threads (`Client`) and for event loops (`AsyncClient`); th
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar
 
 import msgspec
@@ -100,11 +101,16 @@ class Client:
 
 
 class AsyncClient:
-    """The same verbs for an event loop."""
+    """The same verbs for an event loop. An attempt ends at the deadline, even if parts of its answer still arrive.
 
-    def __init__(self, base_url: str, token: str, deadline: float = 30.0, retry: bool = True) -> None:
+    `most`: bytes of an answer, for callers that do not trust the service.
+    """
+
+    def __init__(
+        self, base_url: str, token: str, deadline: float = 30.0, retry: bool = True, most: float = float("inf")
+    ) -> None:
         self._http = httpx.AsyncClient(**_settings(base_url, token))
-        self._base_url, self._deadline, self._retry = base_url, deadline, retry
+        self._base_url, self._deadline, self._retry, self._most = base_url, deadline, retry, most
 
     async def get(
         self, path: str, type_: type[T], *, generation: int | None = None, deadline: float | None = None, **params: Any
@@ -130,8 +136,9 @@ class AsyncClient:
 
         async def attempt() -> T | None:
             try:
-                response = await self._http.request(method, path, **_request(content, generation, params, limit))
-            except httpx.TransportError as error:
+                async with asyncio.timeout(limit + float(params.get("wait", 0.0))):
+                    response = await self._whole(method, path, _request(content, generation, params, limit))
+            except (httpx.RequestError, TimeoutError) as error:
                 raise _Again(f"{type(error).__name__}: {error}") from error
             return _read(response, type_)
 
@@ -139,6 +146,16 @@ class AsyncClient:
             return await tenacity.AsyncRetrying(**_policy(limit if self._retry else 0.0))(attempt)
         except _Again as error:
             raise Retryable(f"{method} {self._base_url}{path} did not succeed within {limit:g} s: {error}") from error
+
+    async def _whole(self, method: str, path: str, request: dict[str, Any]) -> httpx.Response:
+        parts, size = list[bytes](), 0
+        async with self._http.stream(method, path, **request) as response:
+            async for part in response.aiter_bytes():
+                size += len(part)
+                if size > self._most:
+                    raise _Again(f"an answer of more than {self._most} bytes")
+                parts.append(part)
+        return httpx.Response(response.status_code, content=b"".join(parts), request=response.request)
 
     async def close(self) -> None:
         await self._http.aclose()

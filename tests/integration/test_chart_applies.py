@@ -292,6 +292,12 @@ def test_helm_test_fails_where_the_kinds_are_not_those_of_the_release(helm_test:
         helm_test.main(NAMESPACE)
 
 
+def test_helm_test_fails_where_the_kind_of_quarantines_is_switched_on_and_not_served(helm_test: Any) -> None:
+    helm_test.main(NAMESPACE, "trainingjobs")
+    with pytest.raises(SystemExit, match=r"the API server serves no nodequarantines: set crds\.enabled=true"):
+        helm_test.main(NAMESPACE, "trainingjobs", "nodequarantines")
+
+
 def test_helm_test_fails_without_a_leader(helm_test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helm_test, "SECONDS", 0)
     with pytest.raises(SystemExit, match="no operator has taken the Lease elsewhere/coxswain-operator within 0 s"):

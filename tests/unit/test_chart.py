@@ -77,6 +77,8 @@ def test_quarantine_has_its_kind_its_option_and_its_rights_only_behind_the_switc
     (before,), (after,) = (of_kind(m, "Deployment") for m in (plain, switched))
     options = [m["spec"]["template"]["spec"]["containers"][0]["args"] for m in (before, after)]
     assert set(options[1]) - set(options[0]) == {"--quarantine", "--quarantine-limit=3"}
+    asked = [m["spec"]["containers"][0]["args"][1:] for ms in (plain, switched) for m in of_kind(ms, "Pod")]
+    assert asked == [[NAMESPACE], [NAMESPACE, "nodequarantines"]]
 
 
 def test_crds_stay_out_where_they_are_kept_elsewhere() -> None:

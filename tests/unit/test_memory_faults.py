@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from coxswain.api import memory_faults
 from coxswain.api.field_errors import FieldError
-from coxswain.api.memory_faults import fullest
+from coxswain.api.memory_faults import fullest, touched
 from coxswain.api.resolve import resolve
 from coxswain.api.validate import check
-from coxswain.config import JobConfig, ModelConfig, ParallelConfig
+from coxswain.config import JobConfig, ModelConfig, ParallelConfig, ReplicaShape, StageShape
 from coxswain.cost import memory
-from coxswain.cost.memory import StagePlace, Widths, Workload, peaks, stage_peak
+from coxswain.cost.memory import StagePlace, Widths, Workload, peaks, spots_of, stage_peak
+from coxswain.holdings import ParameterSpec
 from coxswain.layout import Device, uniform_layout
 from coxswain.models import parameter_specs
 from tests.api_samples import sample
@@ -172,7 +174,7 @@ def test_a_job_of_100_000_trainers_is_judged_by_no_more_sums_than_one_of_a_thous
 ) -> None:
     """Equal ranks need the same."""
     made: list[str] = []
-    for name in ("stage_peak", "holdings_of", "widths_of"):
+    for name in ("stage_peak", "widths_of"):
         monkeypatch.setattr(memory, name, noted(getattr(memory, name), made))
 
     def calls(trainers: int) -> int:
@@ -184,6 +186,43 @@ def test_a_job_of_100_000_trainers_is_judged_by_no_more_sums_than_one_of_a_thous
         return len(made)
 
     assert calls(100_000) == calls(1000) <= 1200
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_a_model_of_many_layers_is_judged_by_no_more_boxes_than_one_of_few(
+    tensor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator judges jobs between renewals of its Lease: one model of 512 layers that fits nowhere took 23 s."""
+    made: list[str] = []
+    monkeypatch.setattr(ParameterSpec, "box", noted(ParameterSpec.box, made))
+
+    def boxes(layers: int) -> int:
+        made.clear()
+        model = ModelConfig(layers=layers, hidden=64, heads=4, kv_heads=4, feed_forward=96, vocabulary=512)
+        layout = uniform_layout([Device(0, d) for d in range(4 * tensor)], layers, tensor, 4)
+        assert len(spots_of(model, parameter_specs(model, 512), layout, copies=False)) == 4 * tensor
+        return len(made)
+
+    assert boxes(64) == boxes(8) < 100
+
+
+def test_policies_whose_devices_lack_room_for_an_even_share_of_the_model_are_not_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(memory_faults, "peaks", noted(memory_faults.peaks, made))
+    fullest.cache_clear()
+    assert "use devices with more memory" in fault(job("llama-70b", 1, 1)).way_out
+    assert made == ["peaks"]  # of the policy itself
+
+
+@pytest.mark.parametrize("standby", [0, 1, 900])
+def test_trainers_that_a_layout_leaves_on_standby_are_not_looked_at(standby: int) -> None:
+    stages = (StageShape(2, 2), StageShape(3, 1))
+    parallel = ParallelConfig(layout=(ReplicaShape(stages, 3),), tokens_per_replica=128)
+    model = ModelConfig(layers=5, hidden=64, heads=4, kv_heads=4, feed_forward=96, vocabulary=512)
+    assert touched(parallel, 5 + standby) == min(6, 5 + standby)
+    assert fullest(model, parallel, 128, 5 + standby, 2, False) == fullest(model, parallel, 128, 5, 2, False)
 
 
 def test_a_job_that_is_judged_again_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,9 +245,10 @@ def test_a_few_of_many_equal_replicas_show_what_the_fullest_device_of_all_needs(
             continue
         checked += 1
         layout = uniform_layout([Device(t, d) for t in range(trainers) for d in range(each)], 5, tensor, pipeline)
-        every = peaks(model, specs, layout, Workload(2, 128, copies=trainers > 1)).values()
         parallel = ParallelConfig(tensor=tensor, pipeline=pipeline, tokens_per_replica=128)
-        found = fullest(model, parallel, 1024, trainers, each, copies=True)
-        assert found is not None
-        assert found[1].total == max(peak.total for peak in every), (trainers, each, tensor, pipeline)
+        for copies in (True, False):
+            every = peaks(model, specs, layout, Workload(2, 128, copies=copies and trainers > 1)).values()
+            found = fullest(model, parallel, 1024, trainers, each, copies)
+            assert found is not None
+            assert found[1].total == max(peak.total for peak in every), (trainers, each, tensor, pipeline, copies)
     assert checked > 90

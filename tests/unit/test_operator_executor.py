@@ -67,7 +67,7 @@ class Server:
 
     async def patch_status(self, *what: object) -> None:
         await self._ask("patch", *what)
-        if error := self.refuses("status"):
+        if error := self.refuses(str(what[0])):
             raise error
 
     async def delete(self, *what: object) -> None:
@@ -127,6 +127,19 @@ async def test_after_a_status_write_that_fails_nothing_is_done() -> None:
     with pytest.raises(Conflict):
         await execute(executing(server), WRITE, CONFIG, pod(1), EVENT)
     assert [what[0] for what in server.asked] == ["patch"]
+
+
+@pytest.mark.parametrize("error", [Conflict("DataSource"), Denied("Forbidden", "no"), Retryable("503")])
+async def test_a_status_of_a_source_that_cannot_be_written_loses_no_event_and_stops_no_pod(error: Exception) -> None:
+    """Events are published once: the next pass finds the job's status written, and reports nothing again."""
+    server = Server()
+    server.refuses = lambda name: error if name == "DataSource" else None
+    with pytest.raises(type(error)):
+        await execute(executing(server), WRITE, WriteStatus("DataSource", "code", {}, "3"), EVENT, CONFIG, pod(1), STOP)
+    assert [what[:2] for what in server.asked] == [
+        ("patch", "TrainingJob"), ("publish", EVENT), ("create", "demo-config"), ("create", "demo-trainer-1-1"),
+        ("stop", "suspended"), ("patch", "DataSource"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("limit", "made"), [(1, 1), (2, 2), (3, 3), (4, 3)])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from contextlib import suppress
 from typing import Any
 
 import aiohttp
 import pytest
 
+from coxswain.names import host_port
 from coxswain_link.metrics import MetricsRegistry
 from coxswain_operator.health import HealthStatus, LoopLag, serve_health
+from coxswain_operator.process import main
 
 METRICS = ("leader", "jobs", "queue_seconds", "silence_seconds", "loop_lag_seconds")
 
@@ -59,6 +62,24 @@ async def test_a_silent_stream_a_waiting_job_and_an_old_lease_are_problems_with_
     leads = "unrenewed" in measured
     assert ("this operator is not the leader" in status.text) is not leads
     assert (f"the Lease was renewed {status.unrenewed:.1f} s ago" in status.text) is leads
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1", "::1"])
+async def test_a_pod_with_an_address_of_either_family_answers_its_probes(place: str) -> None:
+    """Where pods have IPv6 alone, a kubelet that gets no answer would restart the operator without end."""
+    default = inspect.signature(main).parameters["host"].default
+    runner = await serve_health(default, 0, lambda now: HealthStatus(), MetricsRegistry("operator"))
+    url = f"http://{host_port(place, runner.addresses[0][1])}/healthz"
+    async with aiohttp.ClientSession() as http, http.get(url) as answer:
+        assert answer.status == 200
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_a_host_that_is_named_is_the_only_one_that_is_listened_on(host: str) -> None:
+    runner = await serve_health(host, 0, lambda now: HealthStatus(), MetricsRegistry("operator"))
+    assert [address[0] for address in runner.addresses] == [host]
+    await runner.cleanup()
 
 
 @pytest.mark.parametrize(

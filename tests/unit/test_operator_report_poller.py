@@ -129,6 +129,24 @@ async def test_a_coordinator_that_does_not_wait_is_asked_every_two_seconds() -> 
         assert scene.added
 
 
+class Restless(Control):
+    """Has another revision whenever it is asked."""
+
+    async def report(self, job: Manifest, after: str, wait: float) -> JobReport | None:
+        self.answer = report("Running", 1, generation=len(self.asked))
+        return await super().report(job, after, wait)
+
+
+async def test_a_coordinator_that_always_has_something_new_is_asked_four_times_a_second() -> None:
+    """Its image may be the user's own, and one process asks the coordinators of all jobs."""
+    scene = Scene(Restless())
+    scene.control.seconds = 0.01
+    await scene.after(0.0)
+    await asyncio.sleep(10.0)
+    assert len(scene.control.asked) == pytest.approx(40, abs=2)
+    await scene.poller.close()
+
+
 async def test_a_coordinator_that_is_silent_is_asked_ever_more_rarely_down_to_every_ten_seconds() -> None:
     async with polling(None) as scene:
         await asyncio.sleep(40.0)

@@ -169,6 +169,7 @@ def test_a_condition_that_turns_is_an_event(type_: str, old: str, new: str, foun
     assert turned == tuple(Event(reason, message) for reason, message in found)
 
 
+OTHER = JobEvent(3, 1.0, "Mine", "3")
 SAID = tuple(JobEvent(n, 1.0, reason, f"{n}") for n, reason in enumerate(("CheckpointSaved", "Completed", "Scaled")))
 
 
@@ -180,6 +181,7 @@ SAID = tuple(JobEvent(n, 1.0, reason, f"{n}") for n, reason in enumerate(("Check
         (report(events=SAID), None, ["0", "2"], 2),  # Completed is the operator's own
         (report(events=SAID), 0, ["2"], 2),
         (report(events=SAID[:2]), 1, [], 1),
+        (report(events=(*SAID, OTHER)), 1, ["2"], 3),  # there are as many Events as reasons, and of these no end
     ],
 )
 def test_events_of_a_coordinator_are_published_after_the_last_published_one(

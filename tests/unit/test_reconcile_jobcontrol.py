@@ -6,7 +6,7 @@ import asyncio
 import base64
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from coxswain.wire import StopRequest
 from coxswain_link.http_client import AsyncClient
 from coxswain_operator import jobcontrol
 from coxswain_operator.children.common import owner_of
-from coxswain_operator.jobcontrol import DEADLINE_SECONDS, HttpJobControl
+from coxswain_operator.jobcontrol import DEADLINE_SECONDS, MOST_BYTES, HttpJobControl
 from coxswain_operator.report_poller import ReportPoller
 from coxswain_operator.views import Manifest
 from tests.fake_coordinator import FakeCoordinator
@@ -81,6 +81,52 @@ async def test_a_coordinator_with_an_ipv6_address_that_does_not_answer_is_no_err
         world.objects["Pod", "c"]["status"]["podIP"] = "fd00::1:7"
         assert await control.report(world.job) is None
         assert not await control.checkpoint_and_stop(world.job, "suspended")
+
+
+class Hostile:
+    """Answers whatever it is asked without an end: `part` again and again, with pauses of so many seconds."""
+
+    def __init__(self, part: bytes, pause: float) -> None:
+        self._part, self._pause, self.sent = part, pause, 0
+        self.answers: list[asyncio.Task[None] | None] = []
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.answers.append(asyncio.current_task())
+        with suppress(OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
+            while self.sent < 64 * MOST_BYTES:
+                writer.write(self._part)
+                await writer.drain()
+                self.sent += len(self._part)
+                await asyncio.sleep(self._pause)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+@asynccontextmanager
+async def answered_by(hostile: Hostile) -> AsyncIterator[tuple[HttpJobControl, Manifest]]:
+    async with await asyncio.start_server(hostile.answer, "127.0.0.1", 0) as server:
+        async with knowing(server.sockets[0].getsockname()[1], "right") as (control, world):
+            yield control, world.job
+        await asyncio.gather(*filter(None, hostile.answers))  # the connections are closed
+
+
+async def test_a_coordinator_whose_answers_do_not_end_holds_no_pass_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its image may be the user's own, and a few passes at once serve all jobs of the cluster."""
+    monkeypatch.setattr(jobcontrol, "DEADLINE_SECONDS", 0.2)
+    async with answered_by(Hostile(b" ", 0.02)) as (control, job), asyncio.timeout(10):
+        assert not await control.checkpoint_and_stop(job, "suspended")
+        assert await control.resize(job, 3) is None
+        assert await control.report(job, "mark", 0.1) is None
+
+
+async def test_a_coordinator_with_an_answer_of_any_length_does_not_fill_the_operators_memory() -> None:
+    hostile = Hostile(b" " * 2**16, 0.0)
+    async with answered_by(hostile) as (control, job):
+        assert await control.report(job) is None
+    assert hostile.sent < 8 * MOST_BYTES
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The program of `helm test`, run in the operator's image.
 
-It checks that an operator leads and that the API server validates jobs by our schema and rules.
+It checks that an operator leads, that the API server validates jobs by our schema and rules, and that it serves the kinds
+that a release needs besides.
 """
 
 from __future__ import annotations
@@ -62,7 +63,13 @@ def answer(namespace: str, job: dict[str, Any]) -> str:
     return ""
 
 
-def main(namespace: str) -> None:
+def lacking(kinds: tuple[str, ...]) -> list[str]:
+    """Those of the kinds that the API server does not serve."""
+    found = client.CustomObjectsApi().get_api_resources("coxswain.dev", "v1alpha1").resources
+    return sorted(set(kinds) - {resource.name for resource in found})
+
+
+def main(namespace: str, *kinds: str) -> None:
     config.load_incluster_config()
     print(f"{leader(namespace)} leads")
     if words := answer(namespace, JOB):
@@ -73,8 +80,12 @@ def main(namespace: str) -> None:
         sys.exit(
             "a TrainingJob without trainers was not refused: the kinds in this cluster are not those of this release"
         )
+    if absent := lacking(kinds):
+        sys.exit(
+            f"the API server serves no {', '.join(absent)}: set crds.enabled=true, or apply what `cox crds` prints"
+        )
     print("jobs are judged")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from coxswain.api.auto_faults import NOT_SPLIT, TOO_SMALL, auto_faults
 from coxswain.api.configure import model_config, parallel_config
 from coxswain.api.field_errors import FieldError
-from coxswain.api.memory_faults import memory_faults
+from coxswain.api.memory_faults import memory_faults, touched
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.config import ModelConfig, ParallelConfig
@@ -147,7 +147,7 @@ def _capacity(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str) 
         return [_too_few(spec, parallel)]
     if not parallel.layout:
         return _longest(spec, policy, trainers * each // parallel.least_devices)
-    devices = (Device(trainer, device) for trainer in range(trainers) for device in range(each))
+    devices = (Device(trainer, device) for trainer in range(touched(parallel, trainers)) for device in range(each))
     layout = layout_for(devices, model_config(spec.model).layers, parallel)
     return _longest(spec, policy, layout.largest_ring()) if layout.replicas else [_no_room(spec, parallel, under)]
 

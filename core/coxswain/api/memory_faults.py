@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from coxswain.api.configure import model_config, parallel_config
@@ -12,7 +13,7 @@ from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.config import JobConfig, ModelConfig, ParallelConfig
 from coxswain.cost.constants import device_memory
-from coxswain.cost.memory import RESERVED, Peak, Workload, peaks
+from coxswain.cost.memory import MASTER, RESERVED, Peak, Workload, peaks
 from coxswain.cost.offload import least_share
 from coxswain.layout import Device, Layout, layout_for
 from coxswain.models import parameter_specs
@@ -63,7 +64,7 @@ def fullest(
     model: ModelConfig, parallel: ParallelConfig, tokens: int, trainers: int, each: int, copies: bool
 ) -> Fullest | None:
     """The place that needs most memory; None: the trainers, of `each` devices, make no replica. `tokens`: of a step, at most."""
-    layout, replicas = _layout(model, parallel, trainers, each)
+    layout, replicas = _layout(model, parallel, trainers, each, copies)
     rows = model.vocabulary or _LEAST_ROWS
     work = Workload(
         _BF16, min(parallel.tokens_per_replica, tokens), parallel.recompute,
@@ -73,11 +74,21 @@ def fullest(
     return max(found.items(), key=lambda item: item[1].total, default=None)
 
 
-def _layout(model: ModelConfig, parallel: ParallelConfig, trainers: int, each: int) -> tuple[Layout, int]:
-    """The layout, and its replicas. Equal replicas stand for all of them: two are enough, on enough trainers to differ."""
-    few = trainers if parallel.layout else min(trainers, 2 * parallel.least_devices + 1)
+def _layout(model: ModelConfig, parallel: ParallelConfig, trainers: int, each: int, copies: bool) -> tuple[Layout, int]:
+    """The layout, and its replicas. Equal replicas stand for all of them: two are enough; with copies, which are on other
+    trainers, on enough trainers to differ.
+    """
+    enough = 2 * parallel.least_devices if copies else -(-2 * parallel.least_devices // each)
+    few = touched(parallel, trainers) if parallel.layout else min(trainers, enough + 1)
     layout = layout_for((Device(t, d) for t in range(few) for d in range(each)), model.layers, parallel)
-    return layout, len(layout.replicas) if few == trainers else trainers * each // parallel.least_devices
+    return layout, len(
+        layout.replicas
+    ) if parallel.layout or few == trainers else trainers * each // parallel.least_devices
+
+
+def touched(parallel: ParallelConfig, trainers: int) -> int:
+    """The first so many trainers are enough for a layout: each stage takes its devices from the first one with enough left."""
+    return min(trainers, sum(shape.count * len(shape.stages) for shape in parallel.layout))
 
 
 def memory_note(job: JobConfig) -> str:
@@ -97,9 +108,12 @@ def memory_note(job: JobConfig) -> str:
 def ways_out(spec: TrainingJobSpec, policy: ParallelismPolicySpec, limit: int, accepts: Accepts) -> Iterator[str]:
     """Changes of the policy with which the job fits, each computed: of one field where that is enough, else of several."""
 
+    least = _least_bytes(model_config(spec.model))
+
     def fits(change: dict[str, Any]) -> bool:
         changed = policy.model_copy(update=change)
-        if not accepts(changed):
+        even = 0 if changed.layout else least // (changed.tensor * changed.pipeline)
+        if even + RESERVED > limit or not accepts(changed):
             return False
         found = largest(spec, changed)
         return found is not None and found[1].total + RESERVED <= limit
@@ -110,6 +124,12 @@ def ways_out(spec: TrainingJobSpec, policy: ParallelismPolicySpec, limit: int, a
         yield f"hybridData.tokensPerReplica at most {tokens}"
     elif not single and (both := next((change for change in _several(policy) if fits(change)), None)):
         yield _say(both)
+
+
+def _least_bytes(model: ModelConfig) -> int:
+    """Parameters and gradients of a whole replica. The fullest of its devices has an even share of them at least."""
+    elements = sum(prod(spec.shape) for spec in parameter_specs(model, model.vocabulary or _LEAST_ROWS))
+    return (_BF16 + MASTER) * elements
 
 
 def _single(policy: ParallelismPolicySpec) -> Iterator[dict[str, Any]]:

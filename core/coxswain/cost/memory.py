@@ -7,14 +7,15 @@ them; a comparison with torch's allocator is in the tests.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from coxswain.config import ModelConfig
 from coxswain.copies import wards_of
-from coxswain.holdings import ParameterSpec, holdings_of
-from coxswain.layout import Layout, Replica, Seat
+from coxswain.holdings import ParameterSpec, Place, is_on
+from coxswain.layout import Layout, Replica, Seat, Stage
 
 Recompute = Literal["None", "Selective", "Full"]
 
@@ -123,8 +124,8 @@ def replica_peak(
 
 def spots_of(model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, copies: bool) -> list[Spot]:
     """By rank. Of the nodes of trainers nothing is known: each is taken to be on its own."""
-    seats, known = layout.ranks(), dict[tuple[int, ...], Spot]()
-    alone = [_spot(model, specs, layout, seat, known) for seat in seats]
+    seats, shares, known = layout.ranks(), _Shares(model, specs), dict[tuple[int, ...], Spot]()
+    alone = [_spot(shares, layout, seat, known) for seat in seats]
     if not (copies and (wards := wards_of(seats))):
         return alone
     pairs = [(spot, alone[ward].elements) for spot, ward in zip(alone, wards, strict=True)]
@@ -132,19 +133,52 @@ def spots_of(model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout,
     return [kept[pair] for pair in pairs]
 
 
-def _spot(
-    model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, seat: Seat,
-    known: dict[tuple[int, ...], Spot],
-) -> Spot:  # fmt: skip
+def _spot(shares: _Shares, layout: Layout, seat: Seat, known: dict[tuple[int, ...], Spot]) -> Spot:
     """`known`: those of equal ranks."""
     stages = layout.replicas[seat.replica].stages
     stage = stages[seat.stage]
     key = len(stages) - seat.stage, stage.start, stage.stop, seat.tensor, len(stage.devices)
     if key not in known:
         place = StagePlace(stage.stop - stage.start, seat.stage == 0, len(stages) - seat.stage)
-        elements = sum(holding.box.elements for holding in holdings_of(specs, layout, seat, model.layers))
-        known[key] = Spot(elements, widths_of(model, specs, seat.tensor, len(stage.devices)), place)
+        known[key] = Spot(*shares.of(stage, seat.tensor), place)
     return known[key]
+
+
+class _Shares:
+    """What the ranks of tensor groups hold. Places with parameters of the same shapes, such as layers, are summed up once: a
+    model may have a thousand layers, and a layout as many ranks.
+    """
+
+    def __init__(self, model: ModelConfig, specs: Sequence[ParameterSpec]) -> None:
+        self._model, self._places = model, defaultdict[Place, list[ParameterSpec]](list)
+        for spec in specs:
+            self._places[spec.place].append(spec)
+        first = dict[object, Place]()
+        self._like = {place: first.setdefault(_shapes(mine), place) for place, mine in self._places.items()}
+        self._kinds = list({spec.name.split(".")[-2]: spec for spec in specs}.values())
+        self._known: dict[tuple[int, int], tuple[dict[Place, int], Widths]] = {}
+
+    def of(self, stage: Stage, tensor: int) -> tuple[int, Widths]:
+        """Elements and widths of a rank."""
+        group = tensor, len(stage.devices)
+        if group not in self._known:
+            self._known[group] = self._sums(*group), widths_of(self._model, self._kinds, *group)
+        sums, widths = self._known[group]
+        others: tuple[Place, ...] = ("first", "last", "ends")
+        ends = (place for place in others if is_on(place, stage, self._model.layers))
+        return sum(sums.get(place, 0) for place in (*range(stage.start, stage.stop), *ends)), widths
+
+    def _sums(self, tensor: int, degree: int) -> dict[Place, int]:
+        """Elements by place."""
+        sums = {
+            place: sum(spec.box(tensor, degree).elements for spec in self._places[place])
+            for place in set(self._like.values())
+        }
+        return {place: sums[like] for place, like in self._like.items()}
+
+
+def _shapes(specs: Sequence[ParameterSpec]) -> object:
+    return tuple((s.shape, s.split, s.heads, s.partial) for s in specs)
 
 
 def stage_peak(

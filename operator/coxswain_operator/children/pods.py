@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -47,6 +48,7 @@ class PodPlan:
     pin: str = ""  # names the attempt's ConfigMap
     token_secret: str = ""  # name of the Secret with their token; empty: the former one
     avoid: tuple[str, ...] = ()  # nodes that are quarantined
+    pod_sets: Mapping[str, str] = field(default_factory=dict)  # Kueue's names of roles, where not the role's own
 
     def name(self, member: str, number: int) -> str:
         return f"{self.job['metadata']['name']}-{member}-{number}"
@@ -85,7 +87,9 @@ class PodPlan:
 
     def _head(self, role: str) -> Manifest:
         labels = {"app.kubernetes.io/component": role, names.LABEL_ROLE: role, names.LABEL_ATTEMPT: str(self.attempt)}
-        queue_labels, queue_annotations = scheduling.queue(self.job, self.config, self.start, role)
+        queue_labels, queue_annotations = scheduling.queue(
+            self.job, self.config, self.start, self.pod_sets.get(role, role)
+        )
         head, theirs = owner_of(self.job), self._template(role)[0]
         gang_labels, gang_annotations, _ = self._gang(role)
         head["labels"] = {**(theirs.get("labels") or {}), **head["labels"], **labels, **queue_labels, **gang_labels}

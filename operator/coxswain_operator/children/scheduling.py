@@ -10,6 +10,7 @@ from coxswain_operator.views import Manifest
 
 POD_GROUP = "kueue.x-k8s.io/pod-group-name"
 RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
+POD_SET = "kueue.x-k8s.io/role-hash"
 # Kueue's finalizer keeps pods on unreachable nodes. Where its gate FailureRecoveryPolicy is on, it ends those that carry this.
 DELETABLE = "kueue.x-k8s.io/safe-to-forcefully-delete"
 LOST_NODE_SECONDS = 30  # Kubernetes' default is 300, and the whole gang waits meanwhile
@@ -30,8 +31,12 @@ def of_pod(job: Manifest, role: str, attempt: int) -> dict[str, Any]:
     }
 
 
-def queue(job: Manifest, config: JobConfig, start: int, role: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations that make Kueue admit all pods of one start together."""
+def queue(job: Manifest, config: JobConfig, start: int, pod_set: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations that make Kueue admit all pods of one start together.
+
+    Without the name of a set Kueue takes a hash of the pod's shape, affinity included: a successor that avoids another node than
+    its peers would belong to no set that was admitted, and stay gated.
+    """
     queueing = job["spec"].get("scheduling", {}).get("queueing", {})
     if queueing.get("backend", "None") != "Kueue":
         return {}, {}
@@ -42,8 +47,8 @@ def queue(job: Manifest, config: JobConfig, start: int, role: str) -> tuple[dict
         **({"kueue.x-k8s.io/priority-class": priority} if priority else {}),
     }
     count = str(1 + config.loaders + config.trainers)
-    annotations = {"kueue.x-k8s.io/pod-group-total-count": count, DELETABLE: "true"}
-    return labels, {**annotations, **(_of_own_workload(role) if has_minimum(job) else {})}
+    annotations = {"kueue.x-k8s.io/pod-group-total-count": count, DELETABLE: "true", POD_SET: pod_set}
+    return labels, {**annotations, **(_FEWER if has_minimum(job) else {})}
 
 
 def has_minimum(job: Manifest) -> bool:
@@ -53,9 +58,8 @@ def has_minimum(job: Manifest) -> bool:
     return queueing.get("backend") == "Kueue" and spec["trainers"].get("minCount") is not None
 
 
-def _of_own_workload(role: str) -> dict[str, str]:
-    """Its pod set, and that fewer pods than the set counts are no pods that are missing."""
-    return {"kueue.x-k8s.io/role-hash": role, "kueue.x-k8s.io/pod-group-fast-admission": "true"}
+# Fewer pods than their set counts are no pods that are missing.
+_FEWER = {"kueue.x-k8s.io/pod-group-fast-admission": "true"}
 
 
 def pod_group(job: Manifest, start: int) -> str:

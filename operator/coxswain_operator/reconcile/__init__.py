@@ -82,7 +82,6 @@ def conclude(ctx: Context, result: PolicyResult) -> Decision:
     return Decision(
         (
             *(_write(ctx, new) if due <= ctx.now else ()),
-            *sources.statuses(ctx),
             *result.deletes,
             *result.creates,
             *queueing.release_groups(
@@ -95,6 +94,7 @@ def conclude(ctx: Context, result: PolicyResult) -> Decision:
             *reported,  # before the events that follow from them
             *result.events,
             *events.transitions(old, new),
+            *sources.statuses(ctx),
             *requeues(wakes, ctx.now),
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coxswain.names import EVENT_REASONS
 from coxswain_operator.reconcile import incarnations
 from coxswain_operator.reconcile.conditions import EDIT_PENDING
 from coxswain_operator.reconcile.context import COORDINATOR, Context
@@ -12,6 +13,7 @@ from coxswain_operator.views import Event
 OURS = frozenset(
     {"Validated", "GangStarted", "Suspended", "Resumed", "Completed", "Failed", "NodeLost", "PodDisrupted"}
 )
+THEIRS = frozenset(EVENT_REASONS) - OURS
 
 
 def transitions(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
@@ -39,12 +41,13 @@ def _pending(status: JobStatus) -> str:
 def coordinator_events(ctx: Context) -> tuple[tuple[Event, ...], int | None]:
     """The coordinator's events that are not published yet, and the number up to which all are then.
 
-    Sequences start again with each pod of the coordinator: a new pod has no mark.
+    Sequences start again with each pod of the coordinator: a new pod has no mark. Other reasons than ours and the coordinator's
+    are not published: how many Events there may be goes by the reason.
     """
     mark = ctx.status.event_sequence
     events = ctx.report.events if ctx.report else ()
     new = [e for e in events if mark is None or e.sequence > mark]
-    published = tuple(Event(e.reason, e.message, e.warning, e.time) for e in new if e.reason not in OURS)
+    published = tuple(Event(e.reason, e.message, e.warning, e.time) for e in new if e.reason in THEIRS)
     return published, max((e.sequence for e in new), default=mark)
 
 

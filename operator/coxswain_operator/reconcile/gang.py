@@ -8,6 +8,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain_operator.children import PodPlan
+from coxswain_operator.children.scheduling import pod_group
 from coxswain_operator.reconcile import (
     attempts,
     child_diff,
@@ -167,8 +168,13 @@ def _missing_pods(ctx: Context, status: JobStatus, start: Start) -> Iterator[Cre
 def _plan(ctx: Context, status: JobStatus, start: Start) -> PodPlan:
     number, token = incarnations.numbers(status).default.number, str(status.token_secret or "")
     job, avoid = start.job_of_pods(ctx.observed.job), quarantine.avoided(ctx)
-    settings = start.settings_of_pods(ctx.settings)
-    return PodPlan(job, start.config, settings, status.attempt, number, start.pinned.hash, token, avoid)
+    settings, sets = start.settings_of_pods(ctx.settings), _pod_sets(ctx, pod_group(job, number))
+    return PodPlan(job, start.config, settings, status.attempt, number, start.pinned.hash, token, avoid, sets)
+
+
+def _pod_sets(ctx: Context, group: str) -> dict[str, str]:
+    """As the pods of the group are called: those of an earlier release have no names of ours."""
+    return {p.role: p.pod_set for p in ctx.observed.pods if p.group == group and p.pod_set}
 
 
 def _starts(ctx: Context) -> set[float]:

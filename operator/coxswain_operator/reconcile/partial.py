@@ -8,6 +8,7 @@ all name its size, and the next admission may have another one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
@@ -53,7 +54,8 @@ def turn(ctx: Context, status: JobStatus, plan: PodPlan) -> Turn:
     """The Workload first; then, with as many trainers as it admits, the pods."""
     if ctx.observed.admissions is None or not has_minimum(plan.job):
         return Turn(status)
-    found, wanted = _workload(ctx, status), workload(plan, ctx.spec.trainers.count)
+    # Whatever nodes are in quarantine now: another Workload would stand at the end of the queue.
+    found, wanted = _workload(ctx, status), workload(replace_fields(plan, avoid=()), ctx.spec.trainers.count)
     if _has_pods(ctx, wanted["metadata"]["name"]):
         return Turn(status)
     if found is None:

@@ -160,6 +160,17 @@ def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path):
     assert caught.value.reason == "ObjectTooLarge"
 
 
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_a_line_beyond_the_limit_is_refused_by_its_place_also_in_a_packed_object(tmp_path, name):
+    pack = gzip.compress if name.endswith("gz") else zstandard.ZstdCompressor().compress
+    lines, limit = jsonl_bytes("one", "x" * (1 << 20)), (1 << 20) + len(jsonl_bytes("")) - 1
+    (tmp_path / name).write_bytes(pack(lines))
+    assert len(texts(source(tmp_path, sizes=Sizes(document=limit)))) == 2
+    with pytest.raises(Refused, match=rf"{name}: the line at byte 16 is longer than 1 MiB; one line must") as caught:
+        samples(source(tmp_path, sizes=Sizes(document=limit - 1)))
+    assert caught.value.reason == "ObjectTooLarge"
+
+
 # --- compressed -----------------------------------------------------------------------------------------------------
 
 

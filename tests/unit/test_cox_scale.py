@@ -60,6 +60,23 @@ def test_of_two_requests_at_once_one_counts_and_none_fails(workdir: Path, monkey
     assert not list(workdir.glob(".scale*"))
 
 
+def test_a_request_that_comes_while_another_is_read_is_taken_next(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+
+    def interrupted(path: Path) -> bytes:
+        monkeypatch.setattr(Path, "read_bytes", read)
+        found = read(path)
+        request_trainers(workdir, 7)
+        return found
+
+    monkeypatch.setattr(Path, "read_bytes", interrupted)
+    request_trainers(workdir, 5)
+    assert [taken_request(workdir), taken_request(workdir), taken_request(workdir)] == [5, 7, None]
+    assert not list(workdir.glob("*scale*"))
+
+
 @pytest.mark.parametrize(
     ("count", "said"),
     [

@@ -104,6 +104,15 @@ def test_a_run_that_has_ended_is_scaled_by_its_command(workdir: Path) -> None:
     assert code == 2 and "--set spec.trainers.count=6" in output and taken_request(workdir) is None
 
 
+def test_a_run_that_has_ended_and_could_not_be_scaled_while_it_ran_is_scaled_by_its_command(tmp_path: Path) -> None:
+    job = {**defaulted(sample("TrainingJob")), "metadata": METADATA}
+    del job["spec"]["trainers"]["minCount"], job["spec"]["trainers"]["maxCount"]
+    samples.write_object(tmp_path, "TrainingJob", "demo", job)
+    with held(tmp_path):
+        assert "only if minCount and maxCount bound it" in scale(tmp_path, 6)[1]
+    assert "has ended; repeat the command with --set spec.trainers.count=6" in scale(tmp_path, 6)[1]
+
+
 def test_a_place_that_holds_no_job_is_refused(tmp_path: Path) -> None:
     assert scale("s3://runs/demo", 2) == (
         2, "cox scale: s3://runs/demo is a checkpoint location; name a work directory, or a job with --namespace\n",

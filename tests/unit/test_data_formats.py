@@ -183,6 +183,15 @@ def test_a_compressed_object_is_one_block_with_the_same_samples(tmp_path, pack):
     assert texts(mine) == ["one", "two", "three"]
 
 
+def test_an_object_that_was_packed_with_a_large_window_is_refused_with_what_helps(tmp_path):
+    """As by `zstd --long=28`: another upload of the same would be refused, too."""
+    window = zstandard.ZstdCompressionParameters(window_log=28)
+    packing = zstandard.ZstdCompressor(compression_params=window).compressobj()
+    (tmp_path / "a.jsonl.zst").write_bytes(packing.compress(jsonl_bytes("one")) + packing.flush())
+    with pytest.raises(Refused, match=r"a\.jsonl\.zst cannot .*; pack it again with a window of at most 128 MiB"):
+        samples(source(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
 @pytest.mark.parametrize("harm", ["truncated", "garbage", "empty"])
 def test_a_corrupt_archive_is_refused_by_name(tmp_path, name, harm):

@@ -73,10 +73,14 @@ def frozen_changes(old: Manifest, new: Manifest) -> list[str]:
 
     Between two runs there are no pods, as in a suspended job.
     """
-    before = copy.deepcopy(old)
-    if new["kind"] == "TrainingJob":
-        before["spec"]["suspend"] = True
+    before = suspended(old) if new["kind"] == "TrainingJob" else old
     return [f"{new['kind']} {new['metadata']['name']}: {fault.text}" for fault in check(new, before)]
+
+
+def suspended(job: Manifest) -> Manifest:
+    changed = copy.deepcopy(job)
+    changed["spec"]["suspend"] = True
+    return changed
 
 
 def has_trained(job: Manifest) -> bool:

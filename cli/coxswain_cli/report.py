@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -46,9 +47,10 @@ def _write(target: Path, text: str) -> None:
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(target)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(target)) from error  # not the name beside it
 
 
 def report_command(

@@ -10,6 +10,7 @@ import typer
 
 from coxswain.api.validate import check
 from coxswain.errors import Refused
+from coxswain_cli.apply import suspended
 from coxswain_cli.readers.choose import Context, Kubeconfig, Namespace, refusals
 from coxswain_cli.readers.stored_run import is_location
 from coxswain_cli.workdir import find_workdir, is_open, request_trainers
@@ -45,9 +46,11 @@ def scale_here(workdir: Path, trainers: int) -> str:
     jobs = [o for o in read_objects(workdir / "cluster") if o["kind"] == "TrainingJob"]
     if not jobs:
         raise Refused("NoJob", f"{workdir} holds no TrainingJob; it was deleted, or never created")
-    if faults := check(with_trainers(jobs[0], trainers), jobs[0]):
+    running = is_open(workdir)
+    before = jobs[0] if running else suspended(jobs[0])
+    if faults := check(with_trainers(jobs[0], trainers), before):
         raise Refused("Invalid", "; ".join(fault.text for fault in faults))
-    if not is_open(workdir):
+    if not running:
         way_out = f"repeat the command with --set spec.trainers.count={trainers}"
         raise Refused("NotRunning", f"the `cox run` of {workdir} has ended; {way_out}")
     request_trainers(workdir, trainers)

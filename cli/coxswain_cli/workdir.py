@@ -77,12 +77,13 @@ def request_trainers(workdir: Path, trainers: int) -> None:
 
 def taken_request(workdir: Path) -> int | None:
     """The number of trainers that was asked for since the call before."""
-    path = workdir / _SCALE
+    taken = workdir / f".{_SCALE}.taken"
     try:
-        text = path.read_bytes()
-        path.unlink()
+        (workdir / _SCALE).replace(taken)  # alone: one that comes meanwhile is left for the next call
     except FileNotFoundError:
         return None
+    text = taken.read_bytes()
+    taken.unlink()
     return int(text) if text.isdigit() and len(text) < _DIGITS else None
 
 

@@ -234,7 +234,7 @@ class Driver:
         index = await self._store_call(merge, run.job.mix, run.index_progress.parts())
         if run.manifest is not None:
             check_index(run.manifest, index.hash)
-        run.index_progress.reports = await self._store_call(source_reports, run.job.mix, index, lengths)
+        run.index_progress.reports = await self._store_call(source_reports, run.job.mix, index, self._index_store.read)
         await self._offer(run.job.mix)
         views = index.views(lengths)
         held_out = await self._store_call(hold_out, run.job.mix, run.job.batch, views, run.job.evaluation.tokens)

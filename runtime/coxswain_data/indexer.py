@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from coxswain_data.tokenizer import ForeignToken, Tokenizer, token_ids
 from coxswain_link.store import CorruptObject, NotFound, Store
 
 _NAMED_PLACES = 3
+_AT_ONCE = 16  # index objects that are read side by side
 
 
 def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: LoaderShare) -> Indexed:
@@ -27,9 +29,8 @@ def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: Loade
     mine = source.blocks(share.share, share.shares)
     indexed: list[BlockEntry] = []
     rejects = _Rejects(source)
-    for entry in mine:
-        keyed = _keyed(source, tokenizer, store, entry)
-        index = block_index(source, tokenizer, store, keyed)
+    for keyed, found in _looked_up(source, tokenizer, store, mine):
+        index = found or _new_index(source, tokenizer, store, keyed)
         rejects.add(keyed, index)
         indexed.append(counted(keyed, index))
     if share.shares == 1 and not any(b.samples for b in indexed):
@@ -41,6 +42,20 @@ def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: Loade
     if share.shares == 1:
         check_labels(source.config.name, indexed)
     return Indexed(share=share, blocks=tuple(indexed), tokenizer=tokenizer.hash, vocabulary=tokenizer.vocabulary)
+
+
+def _looked_up(
+    source: Source, tokenizer: Tokenizer, store: Store, blocks: Sequence[BlockEntry]
+) -> Iterator[tuple[BlockEntry, BlockIndex | None]]:
+    """Each block with its key, and its index if the store has it. Read side by side: every restart of a job reads them all."""
+
+    def look_up(entry: BlockEntry) -> tuple[BlockEntry, BlockIndex | None]:
+        keyed = _keyed(source, tokenizer, store, entry)
+        return keyed, _stored(store, keyed)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for start in range(0, len(blocks), _AT_ONCE):
+            yield from pool.map(look_up, blocks[start : start + _AT_ONCE])
 
 
 def _keyed(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockEntry:
@@ -64,13 +79,21 @@ def messages(indexed: Indexed, most: int = BLOCKS_IN_MESSAGE) -> list[Indexed]:
 
 
 def block_index(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockIndex:
-    """From the store, or built and stored. A torn or foreign object in the store is built again."""
-    key = object_key(entry.key)
+    """From the store, or built and stored."""
+    return _stored(store, entry) or _new_index(source, tokenizer, store, entry)
+
+
+def _stored(store: Store, entry: BlockEntry) -> BlockIndex | None:
+    """None: it is to be built, also where the object is torn or foreign. Thread-safe."""
     try:
-        return decode(store.get(key))
+        return decode(store.get(object_key(entry.key)))
     except (NotFound, CorruptObject, *TORN):
-        index = _built(source, tokenizer, entry)
-    store.put(key, encode(index))
+        return None
+
+
+def _new_index(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockIndex:
+    index = _built(source, tokenizer, entry)
+    store.put(object_key(entry.key), encode(index))
     return index
 
 

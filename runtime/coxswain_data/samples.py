@@ -22,6 +22,10 @@ Places = NDArray[np.void]
 _PLACE = np.dtype([("at", np.int64), ("tokens", np.uint32)])  # of a sample in its block
 
 TOKEN_BYTES = 64 << 20  # samples whose pieces are in flight
+LONG = (
+    16 << 20
+)  # bytes of tokens from which a sample is on local disk: its pieces are in many steps, and two would not fit
+_ON_DISK = 16  # what is on disk takes this part of its size of the budget
 _BLOCK_FILES, _INDEX_FILES = 1 / 2, 3 / 8  # of the files that the process may open
 
 
@@ -37,7 +41,7 @@ class Samples:
     ) -> None:
         self._open_sources, self._store, self._on_sample = open_sources, store, on_sample
         self._lock = threading.Lock()
-        self._tokens: LRUCache[tuple[str, int], Tokens] = LRUCache(TOKEN_BYTES, lambda t: t.nbytes)
+        self._tokens: LRUCache[tuple[str, int], Tokens] = LRUCache(TOKEN_BYTES, _cost)
         self._spool = spool = open_sources.spool
         self._blocks: LRUCache[tuple[str, str], Block] = LRUCache(
             lambda: spool.budget, lambda b: b.nbytes, spool.most(_BLOCK_FILES)
@@ -56,12 +60,15 @@ class Samples:
         Raises Refused (SourceChanged) if the index differs.
         """
         with self._lock:
-            return self._tokens.get((source, index), lambda: self._tokenised(source, index))
+            return self._tokens.get((source, index), lambda: self._held(self._tokenised(source, index)))
 
     def lengths(self, source: str, entry: BlockEntry) -> NDArray[np.uint32]:
         """Token counts of the samples of a block. Raises as `tokens`."""
         with self._lock:
             return self._index(source, entry)["tokens"]
+
+    def _held(self, tokens: Tokens) -> Tokens:
+        return tokens if tokens.nbytes < LONG else self._spool.hold_array(tokens)
 
     def _tokenised(self, source: str, index: int) -> Tokens:
         block_map = self._open_sources.block_map(source)
@@ -109,3 +116,7 @@ class Samples:
                 f"source {source!r} was indexed with another tokenizer than its present one; restore the former "
                 "tokenizer, or start a new run with a fresh checkpoint.uri",
             )
+
+
+def _cost(tokens: Tokens) -> int:
+    return tokens.nbytes if tokens.nbytes < LONG else tokens.nbytes // _ON_DISK

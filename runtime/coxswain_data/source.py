@@ -17,13 +17,12 @@ from coxswain.uris import is_file
 from coxswain_data.formats import format_named
 from coxswain_data.formats.base import Block, Extent, OpenObject
 from coxswain_data.formats.object_reader import ObjectReader, Sizes
-from coxswain_data.formats.tokenbin import companion
+from coxswain_data.formats.tokenbin import INDEX, TOKENS, companion, tokens_of
 from coxswain_data.identity import FileIdentities
 from coxswain_link.spool import Spool
 from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, open_store
 
 OPEN_OBJECTS = 8  # held open at once, per source
-_PAIRED = ".bin"  # TokenBin: the objects that hold tokens, each with an index file beside it
 _WITHOUT_FIELD = ("Text", "TokenBin")  # these have no `textField`
 
 
@@ -136,21 +135,33 @@ class Source:
             found = self._store.corpus(wanted.fullmatch)
         except (NotFound, BucketNotFound) as error:
             raise _not_found(self.config) from error
+        by_path = {info.path: info for info in found}
+        if self._is_paired:
+            self._check_pairs(by_path, wanted)
         mine = [i for i in found if wanted.fullmatch(i.path) and self._is_data(i.path) and self._is_object(i)]
         if not mine:
-            of = f" with {_PAIRED}" if self._is_paired else ""
+            of = f" with {TOKENS}" if self._is_paired else ""
             raise self._empty(
                 f"{len(found)} objects are there and none{of} matches include {self.config.include!r}; correct include or uri"
             )
-        by_path = {info.path: info for info in found}
         return [self._identified(info, lambda path: self._companion(by_path, path)) for info in mine]
 
     @property
     def _is_paired(self) -> bool:
         return self.config.format == "TokenBin"
 
+    def _check_pairs(self, found: Mapping[str, ObjectInfo], wanted: re.Pattern[str]) -> None:
+        """Refuses an index file whose tokens are not there: an upload that goes on, or was cut short."""
+        tokens = (tokens_of(path) for path in found if path.endswith(INDEX))
+        for path in sorted(path for path in tokens if wanted.fullmatch(path) and path not in found):
+            raise Refused(
+                "ObjectUnreadable",
+                f"source {self.config.name!r}: {self.where(path)} is missing beside its {INDEX}; upload it, or leave it out "
+                "with `include`",
+            )
+
     def _is_data(self, path: str) -> bool:
-        return not self._is_paired or path.endswith(_PAIRED)
+        return not self._is_paired or path.endswith(TOKENS)
 
     def _is_object(self, info: ObjectInfo) -> bool:
         """Consoles mark a folder of a bucket by an empty object `folder/`: it is listed as `folder`, which is none."""

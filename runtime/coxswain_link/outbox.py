@@ -10,8 +10,10 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from coxswain.errors import CoxswainError, Retryable
@@ -24,7 +26,8 @@ _ATTEMPT = 10.0  # seconds of one attempt: a coordinator that answers more slowl
 _HEARTBEAT_SECONDS = 1.0  # seconds without a message until a heartbeat, as long as no Ack says otherwise
 _FLUSH_SECONDS = 0.1  # the same while `flush` waits
 _PATIENCE = 120.0  # seconds without a coordinator until the sender gives up
-_MOST_KEPT = 4096  # sent messages that no checkpoint covers: some MB
+_MOST_KEPT = 4096  # sent messages that no checkpoint covers
+_MOST_BYTES = 64 << 20  # of these: a constructor's have a digest for each sequence
 _WAY_OUT = "the world begins again at the last checkpoint; set checkpoint.everySteps to lose fewer steps"
 
 
@@ -33,13 +36,14 @@ class Message:
     path: str
     step: int  # covered by a checkpoint of any later step
     body: Any
+    size: int = 0  # bytes
 
 
 class MessageLog:
     """Which messages are kept, and how many of them the current coordinator has. Pure."""
 
-    def __init__(self, most: int = _MOST_KEPT) -> None:
-        self._most = most
+    def __init__(self, most: int = _MOST_KEPT, most_bytes: int = _MOST_BYTES) -> None:
+        self._most, self._most_bytes = most, most_bytes
         self._kept: list[Message] = []
         self._sent = 0  # of those kept
         self._gone = -1  # the latest step of a dropped message
@@ -79,13 +83,18 @@ class MessageLog:
         self._coordinator = received.coordinator
 
     def _forget(self, saved: int) -> None:
-        """Drops what a checkpoint covers, and the oldest messages above the limit."""
+        """Drops what a checkpoint covers, and the oldest messages above the limits."""
         covered = [m for m in self._kept[: self._sent] if m.step < saved]
         sent = [m for m in self._kept[: self._sent] if m.step >= saved]
-        surplus = sent[: -self._most]
+        surplus = sent[: self._surplus(sent)]
         self._gone = max([self._gone, *(m.step for m in (*covered, *surplus))])
         self._kept = sent[len(surplus) :] + self._kept[self._sent :]
         self._sent = len(sent) - len(surplus)
+
+    def _surplus(self, sent: list[Message]) -> int:
+        """How many of the oldest are above the limits."""
+        sizes = accumulate(message.size for message in reversed(sent))
+        return max(0, len(sent) - min(self._most, sum(size <= self._most_bytes for size in sizes)))
 
 
 class Outbox:
@@ -103,8 +112,9 @@ class Outbox:
         threading.Thread(target=self._run, name="outbox", daemon=True).start()
 
     def put(self, path: str, step: int, body: Any) -> None:
+        encoded = msgspec.json.encode(body)  # takes a fraction of what it is made of
         with self._change:
-            self._log.put(Message(path, step, body))
+            self._log.put(Message(path, step, msgspec.Raw(encoded), len(encoded)))
             self._change.notify_all()
 
     def advance(self) -> None:

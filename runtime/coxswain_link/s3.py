@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ _RETRIES = timedelta(seconds=20)  # obstore's own, of one request: for blips; th
 _FRESH = timedelta(minutes=5, seconds=10)  # obstore asks again five minutes before: it sees new keys within ten seconds
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as boto3 and the aws command know them
+_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_REGION = "us-east-1"
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _FAULTS = (
     "ProfileNotFound", "ConfigNotFound", "ConfigParseError", "InvalidConfigError", "PartialCredentialsError",
@@ -63,8 +66,8 @@ class Access:
 
 
 def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) -> S3Store:
-    config: S3Config = {"region": endpoint.region or os.environ.get("AWS_REGION", "us-east-1")}
-    url = endpoint.url or next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
+    url = endpoint.url or _of_environment(_ENDPOINTS)
+    config: S3Config = {"region": endpoint.region or _of_environment(_REGIONS) or _of_profile(endpoint, url) or _REGION}
     if url:
         config["endpoint"] = url
         config["virtual_hosted_style_request"] = False
@@ -78,6 +81,22 @@ def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) 
         client_options=client,
         credential_provider=access,
     )
+
+
+def _of_environment(names: tuple[str, ...]) -> str:
+    return next(filter(None, map(os.environ.get, names)), "")
+
+
+def _of_profile(endpoint: EndpointConfig, url: str) -> str:
+    """The region of the profile that has the keys. A server that is named has one of its own, or none."""
+    if url or endpoint.secret:
+        return ""
+    from boto3.session import Session
+    from botocore.exceptions import BotoCoreError
+
+    with suppress(BotoCoreError):  # said at the first call, with the keys
+        return Session().region_name or ""
+    return ""
 
 
 def find_access(endpoint: EndpointConfig, secrets_dir: Path | None) -> Access:

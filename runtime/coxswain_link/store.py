@@ -28,6 +28,7 @@ from coxswain_link.store_faults import (
     BucketNotFound,
     CorruptObject,
     Denied,
+    Lasting,
     NotFound,
     ObjectChanged,
     StoreUnavailable,
@@ -159,7 +160,7 @@ class Store:
 
     def _may_pass(self, error: BaseException) -> bool:
         if isinstance(error, Refused):
-            return self._worked and not isinstance(error, (CorruptObject, ObjectChanged, Unreadable))
+            return self._worked and not isinstance(error, (CorruptObject, ObjectChanged, Unreadable, Lasting))
         return isinstance(error, Retryable) and not isinstance(error, (NotFound, BucketNotFound))
 
     def _before_retry(self, state: tenacity.RetryCallState) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from obstore.exceptions import (
     BaseError,
@@ -17,6 +18,11 @@ from coxswain.errors import CoxswainError, Refused, Retryable
 
 _DENIED = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch")
 """S3's codes that obstore ignores: in listings, and in answers with status 400."""
+
+_ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
+"""S3's codes for a bucket of another region. obstore shows no body of a redirect."""
+
+_REDIRECT = "Received redirect without LOCATION"
 
 
 class NotFound(Retryable):
@@ -75,6 +81,10 @@ class Denied(Refused):
         super().__init__(reason, message)
 
 
+class Lasting(Denied):
+    """Refused whatever the keys are, and however long the caller waits."""
+
+
 def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
     """Translates an error of obstore. `credentials`: their origin; empty: the store needs none."""
     text = str(error)
@@ -86,8 +96,10 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
         return Unreadable(where, f"holds a key that cannot be read ({_named_path(text)})")
     if isinstance(error, (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return NotFound(f"{where} does not exist")
+    if credentials and (lasting := _lasting(text)):
+        return Lasting(f"{where}: {lasting}")
     denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError))
-    if denied or (credentials and any(f"<Code>{code}<" in text for code in _DENIED)):
+    if denied or (credentials and _has_code(text, _DENIED)):
         of = f" {credentials}" if credentials else ""
         if "<Code>RequestTimeTooSkewed<" in text:
             return Denied(f"{where}: refused, since this machine's clock and the server's differ by too much; set it")
@@ -96,6 +108,21 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
         return Denied(f"{where}: credentials{of} refused; check them, and the bucket's policy")
     full = "; make room there" if "No space left on device" in text else ""
     return StoreUnavailable(f"{where}: {_summary(text)}{full}")
+
+
+def _lasting(text: str) -> str:
+    """What S3 answers as long as nothing is changed, but not for the keys; empty: nothing of the kind."""
+    if _REDIRECT in text or _has_code(text, _ELSEWHERE):
+        theirs = re.search(r"<Region>([a-z0-9-]+)<", text)
+        named = f", {theirs[1]}" if theirs else ""
+        return f"the bucket is in another region than requests are signed for{named}; set endpoint.region"
+    if _has_code(text, ("InvalidObjectState",)):
+        return "it is archived; restore it to a storage class that can be read"
+    return ""
+
+
+def _has_code(text: str, codes: Iterable[str]) -> bool:
+    return any(f"<Code>{code}<" in text for code in codes)
 
 
 ERRORS = (BaseError, OSError)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ from msgspec.structs import replace
 
 from coxswain.config import MixConfig, PhaseConfig, SourceConfig
 from coxswain.errors import Refused
+from coxswain.index import BlockEntry
 from coxswain.planlog import LoaderShare
-from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed
+from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed, SourceReport
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.index.merge import Index, SourceIndex, assign_shares, merge, source_reports
 from coxswain_coordinator.index.progress import IndexProgress
@@ -192,6 +195,33 @@ def test_the_report_of_a_source_counts_its_documents_and_tokens(tmp_path):
     lengths = np.concatenate([lengths_of("code", b) for b in range(BLOCKS)])
     assert (code.documents, code.tokens, code.max) == (BLOCKS * SAMPLES, lengths.sum(), lengths.max())
     assert code.p50 <= code.p90 <= code.p99 <= code.max
+
+
+def sampled(tmp_path, blocks: int, documents: int, read: Callable[[BlockEntry], None]) -> SourceReport:
+    """The report of a source of so many blocks, each of so many documents of 1, 2, 3, ... tokens."""
+
+    def lengths(block: BlockEntry) -> np.ndarray:
+        read(block)
+        return np.arange(1, block.samples + 1, dtype=np.uint32)
+
+    mix = mix_of(make_job(tmp_path).mix.sources[0])
+    name = mix.sources[0].name
+    entries = tuple(replace(block_of(name, 0), ordinal=n, samples=documents) for n in range(blocks))
+    (found,) = source_reports(mix, Index((SourceIndex(name, entries),), 257), lengths)
+    return found
+
+
+def test_the_blocks_of_a_report_are_read_side_by_side(tmp_path):
+    """One after another, those of 300 sources would keep a new coordinator from its first plan for minutes."""
+    others = threading.Barrier(16, timeout=20)
+    assert sampled(tmp_path, 64, 100, lambda _: others.wait() and None).p50 == 50
+
+
+@pytest.mark.parametrize(("blocks", "documents", "reads"), [(1000, 1000, 63), (1000, 1 << 20, 4), (3, 1 << 20, 3)])
+def test_the_blocks_of_a_report_are_few_where_each_has_many_documents(tmp_path, blocks, documents, reads):
+    read = []
+    found = sampled(tmp_path, blocks, documents, read.append)
+    assert (len(read), found.documents, found.max) == (reads, blocks * documents, documents)
 
 
 @pytest.mark.slow

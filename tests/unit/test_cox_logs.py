@@ -74,6 +74,12 @@ def test_what_cannot_be_shown_is_refused_in_one_line(workdir: Path, options: lis
     assert (code, len(lines), words in lines[0]) == (2, 1, True)
 
 
+def test_the_advice_of_a_refusal_can_be_followed_to_the_letter_wherever_the_work_directory_is(tmp_path: Path) -> None:
+    (tmp_path / "my runs" / "cluster").mkdir(parents=True)
+    _, lines = cox(tmp_path / "my runs")
+    assert f"; `cox status '{tmp_path}/my runs'` lists the pods" in lines[0]
+
+
 def test_a_followed_log_goes_on_until_the_work_directory_is_free(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,23 @@ def test_of_two_requests_at_once_one_counts_and_none_fails(workdir: Path, monkey
     assert not list(workdir.glob(".scale*"))
 
 
+def test_a_request_that_comes_while_another_is_read_is_taken_next(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+
+    def interrupted(path: Path) -> bytes:
+        monkeypatch.setattr(Path, "read_bytes", read)
+        found = read(path)
+        request_trainers(workdir, 7)
+        return found
+
+    monkeypatch.setattr(Path, "read_bytes", interrupted)
+    request_trainers(workdir, 5)
+    assert [taken_request(workdir), taken_request(workdir), taken_request(workdir)] == [5, 7, None]
+    assert not list(workdir.glob("*scale*"))
+
+
 @pytest.mark.parametrize(
     ("count", "said"),
     [
@@ -85,6 +102,15 @@ def test_another_reader_does_not_hold_a_work_directory(workdir: Path) -> None:
 def test_a_run_that_has_ended_is_scaled_by_its_command(workdir: Path) -> None:
     code, output = scale(workdir, 6)
     assert code == 2 and "--set spec.trainers.count=6" in output and taken_request(workdir) is None
+
+
+def test_a_run_that_has_ended_and_could_not_be_scaled_while_it_ran_is_scaled_by_its_command(tmp_path: Path) -> None:
+    job = {**defaulted(sample("TrainingJob")), "metadata": METADATA}
+    del job["spec"]["trainers"]["minCount"], job["spec"]["trainers"]["maxCount"]
+    samples.write_object(tmp_path, "TrainingJob", "demo", job)
+    with held(tmp_path):
+        assert "only if minCount and maxCount bound it" in scale(tmp_path, 6)[1]
+    assert "has ended; repeat the command with --set spec.trainers.count=6" in scale(tmp_path, 6)[1]
 
 
 def test_a_place_that_holds_no_job_is_refused(tmp_path: Path) -> None:

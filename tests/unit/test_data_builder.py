@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -59,7 +60,7 @@ class Coordinator:
             raise self.fault
         if path == "/v1/served":
             with self._change:
-                self.served.append(body)
+                self.served.append(msgspec.json.decode(body, type=DeliveredDigests))
                 self._change.notify_all()
         return Ack("one", 0, heartbeat_seconds=0.02)
 

@@ -160,6 +160,17 @@ def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path):
     assert caught.value.reason == "ObjectTooLarge"
 
 
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_a_line_beyond_the_limit_is_refused_by_its_place_also_in_a_packed_object(tmp_path, name):
+    pack = gzip.compress if name.endswith("gz") else zstandard.ZstdCompressor().compress
+    lines, limit = jsonl_bytes("one", "x" * (1 << 20)), (1 << 20) + len(jsonl_bytes("")) - 1
+    (tmp_path / name).write_bytes(pack(lines))
+    assert len(texts(source(tmp_path, sizes=Sizes(document=limit)))) == 2
+    with pytest.raises(Refused, match=rf"{name}: the line at byte 16 is longer than 1 MiB; one line must") as caught:
+        samples(source(tmp_path, sizes=Sizes(document=limit - 1)))
+    assert caught.value.reason == "ObjectTooLarge"
+
+
 # --- compressed -----------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +181,15 @@ def test_a_compressed_object_is_one_block_with_the_same_samples(tmp_path, pack):
     mine = source(tmp_path)
     assert len(mine.blocks()) == 1
     assert texts(mine) == ["one", "two", "three"]
+
+
+def test_an_object_that_was_packed_with_a_large_window_is_refused_with_what_helps(tmp_path):
+    """As by `zstd --long=28`: another upload of the same would be refused, too."""
+    window = zstandard.ZstdCompressionParameters(window_log=28)
+    packing = zstandard.ZstdCompressor(compression_params=window).compressobj()
+    (tmp_path / "a.jsonl.zst").write_bytes(packing.compress(jsonl_bytes("one")) + packing.flush())
+    with pytest.raises(Refused, match=r"a\.jsonl\.zst cannot .*; pack it again with a window of at most 128 MiB"):
+        samples(source(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -91,6 +92,21 @@ def test_any_number_of_loaders_gives_the_same_index(corpus, store, tmp_path, sha
 def test_a_second_job_over_the_same_data_reads_none_of_it(corpus, store, monkeypatch):
     first = indexed(corpus, store)
     monkeypatch.setattr(Source, "read", lambda self, entry: pytest.fail(f"read {entry}"))
+    assert indexed(corpus, store) == first
+
+
+def test_indexes_that_are_there_are_read_side_by_side(corpus, store, monkeypatch):
+    """One after another, those of a large source would hold up each restart of its job for hours."""
+    first, others, get = indexed(corpus, store), threading.Barrier(8, timeout=20), Store.get
+    calls = count()
+
+    def together(self: Store, key: str) -> bytes:
+        if next(calls) < others.parties:
+            others.wait()
+        return get(self, key)
+
+    monkeypatch.setattr(Store, "get", together)
+    assert len(first.blocks) > others.parties
     assert indexed(corpus, store) == first
 
 

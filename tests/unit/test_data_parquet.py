@@ -139,3 +139,14 @@ def test_a_row_group_of_short_rows_is_written_in_few_pieces(tmp_path):
     block = mine.read(mine.blocks()[0])
     assert block.text(77_777) == "77777"
     assert block.nbytes < 2_000_000  # 889 kB of which are the text and its offsets
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.string_view()], ids=str)
+def test_a_text_beyond_the_limit_of_a_document_is_refused_by_its_row(tmp_path, kind):
+    parquet(tmp_path / "a.parquet", pa.array(["one", "two", "x" * (1 << 20)], kind))
+    assert len(texts(source(tmp_path, "Parquet", sizes=Sizes(document=1 << 20)))) == 3
+    with pytest.raises(
+        Refused, match=r"a\.parquet: 'text' of row 0 of row group 1 is longer than 0 MiB; split"
+    ) as caught:
+        texts(source(tmp_path, "Parquet", sizes=Sizes(document=(1 << 20) - 1)))
+    assert caught.value.reason == "ObjectTooLarge"

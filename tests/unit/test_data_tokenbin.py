@@ -206,6 +206,16 @@ def test_a_bin_without_its_index_file_is_refused_by_the_missing_name(tmp_path):
         mine.blocks()
 
 
+def test_an_index_file_without_its_bin_is_refused_by_the_missing_name_unless_include_leaves_it_out(tmp_path):
+    mine = write(tmp_path / "c", DOCUMENTS)
+    write(tmp_path / "c", DOCUMENTS, name="y")
+    (tmp_path / "c" / "y.bin").unlink()
+    with pytest.raises(Refused, match=r"y\.bin is missing beside its \.idx; upload it, or leave it out") as caught:
+        mine.blocks()
+    assert caught.value.reason == "ObjectUnreadable"
+    assert open_source(msgspec.structs.replace(mine.config, include="x*")).blocks()
+
+
 @pytest.mark.parametrize("harm", ["rewritten", "gone"])
 @pytest.mark.parametrize("name", ["x.bin", "x.idx"])
 def test_a_pair_of_which_one_changes_under_a_run_is_refused(tmp_path, name, harm):

@@ -35,7 +35,7 @@ class Scripted:
             self.beats.set()
             self.beaten.append(body)
         else:
-            self.got.append((self.coordinator, body))
+            self.got.append((self.coordinator, msgspec.json.decode(body)))
         return Ack(self.coordinator, self.saved, self.heartbeat_seconds, self.end)
 
     def get(self, _: str, __: type, **query: Any) -> StepPlans | None:
@@ -128,6 +128,21 @@ def test_the_oldest_sent_messages_are_dropped_and_a_coordinator_that_needs_them_
         Retryable, match=r"needs messages of step 5 and before, which were dropped; the world begins again"
     ):
         log.acknowledge(None, Ack("two", 0))
+
+
+def test_large_sent_messages_are_dropped_by_their_bytes_however_few_they_are():
+    log = MessageLog(most_bytes=100)
+    for step in range(10):
+        log.put(Message("/v1/served", step, step, size=30))
+        log.acknowledge(log.next(), Ack("one", 0))
+    with pytest.raises(Retryable, match="step 6 and before"):
+        log.acknowledge(None, Ack("two", 0))
+
+
+def test_the_size_of_a_message_is_that_of_what_is_sent_and_kept(client, box):
+    box.put("/v1/served", 0, "x" * 998)
+    box.flush(20)
+    assert [(message.size, len(bytes(message.body))) for message in box._log._kept] == [(1000, 1000)]
 
 
 @pytest.mark.parametrize("saved", [0, 4, 5])

@@ -1,13 +1,15 @@
 """The object store over files; the same claims on S3 are in tests/integration."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
-from coxswain_link.s3 import find_access
+from coxswain_link.s3 import find_access, open_s3
 from coxswain_link.store import NotFound, open_store
 from coxswain_link.store_faults import translated
 
@@ -122,3 +124,76 @@ def test_a_secret_that_lacks_a_key_or_holds_no_text_is_refused_by_its_name(tmp_p
         (tmp_path / "keys" / name).write_bytes(content)
     with pytest.raises(Refused, match=f"secretRef 'keys': needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY .*{says}"):
         find_access(EndpointConfig(secret="keys"), tmp_path)()
+
+
+REGIONS = [
+    ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "eu-west-2"}, "", "eu-west-1"),
+    ({"AWS_DEFAULT_REGION": "eu-west-2"}, "", "eu-west-2"),
+    ({"AWS_CONFIG_FILE": "[default]\nregion = eu-west-3\n"}, "", "eu-west-3"),
+    ({"AWS_DEFAULT_REGION": "eu-west-2"}, "eu-north-1", "eu-north-1"),
+    ({"AWS_PROFILE": "absent"}, "", "us-east-1"),
+    ({}, "", "us-east-1"),
+]
+
+
+@pytest.mark.parametrize(("environment", "named", "region"), REGIONS)
+def test_the_region_is_the_named_one_or_that_of_the_aws_command(tmp_path, monkeypatch, environment, named, region):
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "config").write_text(environment.get("AWS_CONFIG_FILE", ""))
+    for name, value in {**environment, "AWS_CONFIG_FILE": str(tmp_path / "config")}.items():
+        monkeypatch.setenv(name, value)
+    access = find_access(EndpointConfig(), None)
+    assert open_s3("bucket", "", EndpointConfig(region=named), access).config["region"] == region
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Answers every request alike."""
+
+    status, body, asked = 200, b"", 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body if self.command != "HEAD" else b"")
+
+    do_HEAD = do_PUT = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def answers():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Answers", (Answer,), {}))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+ELSEWHERE = "the bucket is in another region than requests are signed for{}; set endpoint.region"
+FAULTS = [
+    (301, "<Code>PermanentRedirect</Code>", ELSEWHERE.format("")),
+    (400, "<Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region>", ELSEWHERE.format(", eu-west-1")),
+    (403, "<Code>InvalidObjectState</Code>", "it is archived; restore it to a storage class that can be read"),
+]
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["at the first call", "where the location was used"])
+@pytest.mark.parametrize(("status", "body", "words"), FAULTS, ids=["redirect", "signature", "archive"])
+def test_what_waiting_cannot_mend_is_refused_at_once_with_what_would(tmp_path, answers, status, body, words, known):
+    (tmp_path / "keys").mkdir()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        (tmp_path / "keys" / name).write_text("key")
+    answers.RequestHandlerClass.status = status
+    answers.RequestHandlerClass.body = f"<?xml version='1.0'?><Error>{body}<Message>m</Message></Error>".encode()
+    endpoint = EndpointConfig(url=f"http://127.0.0.1:{answers.server_port}", region="eu-west-1", secret="keys")
+    store = open_store("s3://bucket/p", endpoint, tmp_path, patience=60, known=known)
+    with pytest.raises(Refused, match=f"s3://bucket/p/key: {words}"):
+        store.get("key")
+    assert answers.RequestHandlerClass.asked == 1

@@ -247,6 +247,11 @@ def test_a_report_to_a_link_is_written_behind_it(tmp_path: Path, before: str | N
     assert link.is_symlink() and behind.read_text().startswith("<!doctype html>")
 
 
+def test_a_report_to_a_folder_that_is_not_there_is_refused_by_the_name_that_was_given(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No such file or directory: '.*/absent/r\.html'$"):
+        write_report(FolderReader(samples.write_run(tmp_path / "run", steps=1)), tmp_path / "absent" / "r.html")
+
+
 def test_a_report_to_a_circle_of_links_is_refused_and_leaves_it(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     run = samples.write_run(tmp_path / "run", steps=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +78,8 @@ class FolderReader:
 
     def _no_logs(self, member: str) -> Refused:
         what = f"log of {member}" if member else "logs"
-        return Refused("NoLogs", f"{self._workdir}/logs holds no {what}; `cox status {self._workdir}` lists the pods")
+        pods = f"`cox status {shlex.quote(str(self._workdir))}` lists the pods"
+        return Refused("NoLogs", f"{self._workdir}/logs holds no {what}; {pods}")
 
     def _logs(self, member: str) -> list[Path]:
         """Of the newest pod of each member, or of one."""

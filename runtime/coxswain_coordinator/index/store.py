@@ -24,9 +24,10 @@ class IndexStore:
         )
 
     def lengths(self, block: BlockEntry) -> NDArray[np.uint32]:
-        return self._kept.get(block.key, lambda: self._read(block))
+        return self._kept.get(block.key, lambda: self._spool.hold_array(self.read(block)))
 
-    def _read(self, block: BlockEntry) -> NDArray[np.uint32]:
+    def read(self, block: BlockEntry) -> NDArray[np.uint32]:
+        """Keeps nothing. Thread-safe."""
         key = object_key(block.key)
         try:
             lengths = decode(self._store.get(key)).lengths
@@ -34,7 +35,7 @@ class IndexStore:
             raise _corrupt(key, f"cannot be read ({error})") from error
         if len(lengths) != block.samples:
             raise _corrupt(key, f"has {len(lengths)} samples, its loader reported {block.samples}")
-        return self._spool.hold_array(lengths)
+        return lengths
 
 
 def _corrupt(key: str, how: str) -> Refused:

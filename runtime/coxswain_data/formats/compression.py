@@ -16,6 +16,8 @@ from coxswain_link.spool import Data
 T = TypeVar("T", bound=Sized)
 
 _GZIP, _ZSTD = (".gz", ".tgz"), (".zst", ".tzst")
+_WINDOW = "requires too much memory"  # zstd's words for a window above its default limit
+_SMALLER_WINDOW = "pack it again with a window of at most 128 MiB (`zstd` without `--long`, or `--long=27`)"
 _CHUNK = 128 << 10  # bytes: what follows a zstd frame within one is copied once a frame
 
 
@@ -48,9 +50,10 @@ def _unpacked(reader: ObjectReader) -> Iterator[bytes]:
             raise EOFError("it is empty; a packed empty file is longer")
         yield from _gunzip(reader.file()) if reader.path.endswith(_GZIP) else _unzstd(reader.file())
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+        way_out = _SMALLER_WINDOW if _WINDOW in str(error) else "upload it again"
         raise Refused(
             "ObjectUnreadable",
-            f"{reader.where} cannot be unpacked ({error}); upload it again or exclude it with `include`",
+            f"{reader.where} cannot be unpacked ({error}); {way_out} or exclude it with `include`",
         ) from error
 
 

@@ -7,7 +7,7 @@ So listing a file reads nothing of it, and the reader of a block reads to the en
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -23,11 +23,11 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class JsonlBlock:
-    """Whole lines; `first` is the offset of the first one in the block."""
+    """Whole lines; `first` is the offset of the first one in the block. `too_long` takes a line's offset in the block."""
 
-    def __init__(self, data: Data, first: int, field: str) -> None:
+    def __init__(self, data: Data, first: int, field: str, most: int, too_long: Callable[[int], Refused]) -> None:
         self._data, self._first, self.nbytes, self._field = data, first, len(data), field
-        self._decoder = _decoder(field)
+        self._decoder, self._most, self._too_long = _decoder(field), most, too_long
 
     def samples(self) -> Iterator[Sample]:
         """Skips blank lines."""
@@ -56,7 +56,10 @@ class JsonlBlock:
 
     def _stop(self, start: int) -> int:
         end = self._data.find(b"\n", start)
-        return len(self._data) if end < 0 else end
+        stop = len(self._data) if end < 0 else end
+        if stop - start > self._most:  # before it is copied: a packed object may be one line of gigabytes
+            raise self._too_long(self._first + start)
+        return stop
 
 
 class JsonlObject:
@@ -72,15 +75,20 @@ class JsonlObject:
 
     def read(self, extent: Extent) -> JsonlBlock:
         if is_compressed(self._reader.path):
-            return JsonlBlock(read_whole(self._reader, self._sizes.unpacked), 0, self._field)
+            return self._block(read_whole(self._reader, self._sizes.unpacked), 0, extent)
         # The byte before the range shows whether a line starts at its first byte.
         begin = max(0, extent.offset - 1)
         data = self._reader.range(begin, extent.offset + extent.size)
         first = data.find(b"\n") + 1 if extent.offset else 0
         if extent.offset and (first == 0 or first == len(data)):
-            return JsonlBlock(b"", 0, self._field)
+            return self._block(b"", 0, extent)
         lines = self._reader.spool.hold(self._complete(data[first:], extent))
-        return JsonlBlock(lines, begin + first - extent.offset, self._field)
+        return self._block(lines, begin + first - extent.offset, extent)
+
+    def _block(self, lines: Data, first: int, extent: Extent) -> JsonlBlock:
+        return JsonlBlock(
+            lines, first, self._field, self._sizes.document, lambda at: self._too_long(f"at byte {extent.offset + at}")
+        )
 
     def _complete(self, data: bytes, extent: Extent) -> list[bytes]:
         """Adds the rest of the last line, which may end after the range."""
@@ -96,11 +104,14 @@ class JsonlObject:
 
     def _limit(self, size: int, extent: Extent) -> None:
         if size > self._sizes.document:
-            raise Refused(
-                "ObjectTooLarge",
-                f"{self._reader.where}: the line in the range from byte {extent.offset} on is longer than "
-                f"{self._sizes.document >> 20} MiB; one line must be one document",
-            )
+            raise self._too_long(f"in the range from byte {extent.offset} on")
+
+    def _too_long(self, place: str) -> Refused:
+        return Refused(
+            "ObjectTooLarge",
+            f"{self._reader.where}: the line {place} is longer than {self._sizes.document >> 20} MiB; one line must be one "
+            "document",
+        )
 
 
 @cache

@@ -5,7 +5,7 @@ Only the text column is read, in small ranges, never the whole file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -30,19 +30,22 @@ class ParquetBlock:
     A null raises ValueError, as text that is not UTF-8 does.
     """
 
-    def __init__(self, data: Data) -> None:
-        """`data`: the column as an Arrow stream."""
+    def __init__(self, data: Data, most: int, too_long: Callable[[int], Refused]) -> None:
+        """`data`: the column as an Arrow stream. `too_long` takes the row of a text of more than `most` bytes."""
         self._column, self.nbytes = pa.ipc.open_stream(pa.py_buffer(data)).read_all().column(0), len(data)
+        self._most, self._too_long = most, too_long
 
     def samples(self) -> Iterator[Sample]:
         for row in range(len(self._column)):
             yield Sample(row, decoded(lambda row=row: self.text(row)))  # type: ignore[misc]
 
     def text(self, at: int) -> str:
-        value = self._column[at].as_py()
+        value = self._column[at].as_buffer()
         if value is None:
             raise ValueError("null")
-        return value.decode() if isinstance(value, bytes) else str(value)
+        if value.size > self._most:
+            raise self._too_long(at)
+        return str(value, "utf-8")
 
 
 class ParquetObject:
@@ -60,7 +63,8 @@ class ParquetObject:
         most, too_large = self._reader.sizes.unpacked, self._too_large(extent.ordinal)
         if self._least_bytes(extent.ordinal) > most:
             raise too_large
-        return ParquetBlock(self._reader.spool.hold(at_most(most, self._stream(extent.ordinal), too_large)))
+        data = self._reader.spool.hold(at_most(most, self._stream(extent.ordinal), too_large))
+        return ParquetBlock(data, self._reader.sizes.document, lambda row: self._too_long(row, extent.ordinal))
 
     def _stream(self, group: int) -> Iterator[pa.Buffer]:
         """The column as an Arrow stream, in batches of some `_BATCH` bytes."""
@@ -80,6 +84,13 @@ class ParquetObject:
             "ObjectTooLarge",
             f"{self._where}: {self._field!r} of row group {group} has more than {self._reader.sizes.unpacked >> 20} MiB "
             "unpacked; write the file again with smaller row groups",
+        )
+
+    def _too_long(self, row: int, group: int) -> Refused:
+        return Refused(
+            "ObjectTooLarge",
+            f"{self._where}: {self._field!r} of row {row} of row group {group} is longer than "
+            f"{self._reader.sizes.document >> 20} MiB; split the document",
         )
 
     def _least_bytes(self, group: int) -> int:

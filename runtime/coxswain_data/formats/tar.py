@@ -22,6 +22,7 @@ from coxswain_data.formats.compression import is_compressed, read_whole
 from coxswain_data.formats.object_reader import ObjectReader
 
 _BUFFER = 256 << 10  # bytes of one ranged read
+_REST = 1 << 20  # bytes behind the end mark that are in memory at a time
 
 
 class TarBlock:
@@ -89,9 +90,9 @@ class TarBlock:
             raise tarfile.ReadError("there is no end mark: it is cut off")
         if mark.strip(b"\0"):
             return False
-        rest = self._file.read(tarfile.RECORDSIZE * 2).strip(b"\0")
-        if rest:
-            raise tarfile.ReadError("data follows its end mark: several archives in one file")
+        while rest := self._file.read(_REST):  # records may be large, and all of one is zeros behind the mark
+            if rest.strip(b"\0"):
+                raise tarfile.ReadError("data follows its end mark: several archives in one file")
         return True
 
     def _content(self, archive: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes:

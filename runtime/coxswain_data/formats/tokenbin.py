@@ -21,6 +21,8 @@ from coxswain_data.formats.compression import read_whole
 from coxswain_data.formats.object_reader import ObjectReader
 from coxswain_link.spool import Data
 
+TOKENS, INDEX = ".bin", ".idx"
+
 _MAGIC = b"MMIDIDX\0\0"
 _HEAD = struct.Struct("<9sQBQQ")
 _TYPES = {1: "<u1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
@@ -120,4 +122,9 @@ class TokenBinObject:
 
 def companion(path: str) -> str:
     """The index file of a `.bin`."""
-    return path.removesuffix(".bin") + ".idx"
+    return path.removesuffix(TOKENS) + INDEX
+
+
+def tokens_of(path: str) -> str:
+    """The `.bin` of an index file."""
+    return path.removesuffix(INDEX) + TOKENS

@@ -439,6 +439,11 @@ def test_what_a_slow_device_has_cost_counts_on_while_it_is_no_slower(before: int
     assert changed(*powers) == ({SLOW} if begins else set())
 
 
+@pytest.mark.parametrize("slowdown", [1e6, 1e7, 1e12])
+def test_a_device_that_computes_is_never_taken_for_a_dead_one_however_slow_it_is(slowdown: float) -> None:
+    assert speed_of(bucket(slowdown, 0)) == 1e-6
+
+
 def test_speeds_without_a_living_device_are_refused() -> None:
     costs, _ = healthy()
     with pytest.raises(ValueError, match="alive"):

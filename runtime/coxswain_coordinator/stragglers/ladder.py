@@ -152,8 +152,9 @@ class Ladder:
         self._recent, self._options, self._leaving = [], None, False
         self._drag.enter()
         self._settle_request()
-        if not self._least_gain and not self._joins():
-            self._plan(self._home, self.speeds)  # while the world forms
+        # While the world forms. A new coordinator has no step yet to judge layouts by.
+        if before and not self._least_gain and not self._joins():
+            self._plan(self._home, self.speeds)
 
     def _judge_layout(self, before: Generation, record: Generation) -> None:
         """Whether the former layout may be one that cannot run: its world has made no step, and its pods have another layout."""

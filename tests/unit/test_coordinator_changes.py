@@ -103,6 +103,33 @@ def test_a_layout_in_which_the_first_world_fails_before_a_step_gives_way_to_the_
     assert changes.layout_on(devices(0, 1)) is None, "the job's own"
 
 
+def test_a_layout_in_which_two_worlds_in_a_row_fail_before_a_step_gives_way_though_one_has_made_steps() -> None:
+    """A later step may need more memory than the first one."""
+    changes = requested(PIPELINE)
+    changes.entered(PIPELINE)
+    changes.stepped()
+    changes.request(ASIDE, "trainer-1 is slow")
+    changes.entered(ASIDE)
+    changes.stepped()
+    for kept in (ASIDE, ASIDE, PIPELINE):  # the first of these worlds has made a step
+        changes.withdraw(ASIDE)
+        assert changes.layout_on(devices(0, 1)) == kept and (changes.failed == ASIDE) == (kept == PIPELINE)
+        changes.entered(kept)
+    for kept in (PIPELINE, None):
+        assert changes.failed is None
+        changes.withdraw(PIPELINE)
+        assert changes.layout_on(devices(0, 1)) == kept, "the one before it has failed as well"
+        changes.entered(PIPELINE)
+
+
+def test_worlds_of_other_layouts_between_them_are_no_failures_in_a_row() -> None:
+    changes = Changes(2)
+    for layout in (ASIDE, PIPELINE, ASIDE):
+        changes.entered(layout)
+        changes.withdraw(layout)
+        assert changes.failed is None
+
+
 def test_a_world_that_takes_an_untried_layout_over_has_not_tried_it() -> None:
     """The first world was planned away before a step: the second one has the layout of the first."""
     changes = requested(ASIDE)

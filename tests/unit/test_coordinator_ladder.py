@@ -7,10 +7,23 @@ from msgspec.structs import replace
 
 from coxswain.config import StragglerConfig
 from coxswain.ladder.values import Option, Options
+from coxswain.layout import Device, Layout
+from coxswain.live import Held
 from coxswain.wire import NodeRequest
 from coxswain_coordinator.api.report import job_report
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.coordinator_lead import ONSET, begun, holds, moved_to, one_replica, register, run_steps, training
+from tests.unit.coordinator_lead import (
+    ONSET,
+    begun,
+    holds,
+    moved_to,
+    one_replica,
+    register,
+    run_steps,
+    saved_and_moved,
+    training,
+)
+from tests.unit.coordinator_samples import agents
 from tests.unit.ladder_samples import at_once
 
 pytestmark = pytest.mark.looptime
@@ -77,6 +90,37 @@ async def test_a_changed_layout_whose_world_fails_before_a_step_is_left_for_the_
         await begun(lead, 3)
         assert lead.state.session.record.layout == (one_replica() if steps else before)
         assert lead.state.failures == 1
+
+
+@pytest.mark.parametrize(("steps", "worlds"), [(0, 1), (1, 3)], ids=["at once", "behind its first step"])
+async def test_a_layout_that_cannot_run_is_left_though_it_is_predicted_to_be_the_faster_one(
+    tmp_path, monkeypatch, steps, worlds
+):
+    """Without the slow device a step is faster by the cost model, also as the layout that is whole after a failure."""
+    job = make_job(tmp_path, batch=replace(make_job(tmp_path).batch, max_sequence_tokens=128))
+    async with training(job) as lead:
+        session, slow = lead.state.session, Device(1, 0)
+        before = session.record.layout
+        aside = Layout(before.replicas[:1], (slow,))
+        monkeypatch.setattr(lead.state.ladder, "speeds_of", lambda pods: {slow: 0.01})
+        lead.state.request_layout(aside, "trainer-1 is slow")
+        while not session.move:
+            await run_steps(lead, 1)
+        step = session.move.step
+        await run_steps(lead, step - session.book.open)
+        assert session.directive(step).end == "Moved"
+        await saved_and_moved(lead, step, 2)
+        await run_steps(lead, steps)
+        for _ in range(worlds):
+            assert lead.state.session.record.layout == aside
+            lead.state.fail_world("rank 0 ended: out of memory")
+            held = (Held(0, lead.state.generation, 0, lead.state.session.book.open),)
+            first, second = (replace(agent, left=lead.state.generation) for agent in agents(2))
+            register(lead, replace(first, held=held), second)
+            await begun(lead, lead.state.generation + 1)
+        assert lead.state.session.record.layout == before
+        await run_steps(lead, 1)
+        assert lead.state.failures == 0
 
 
 async def test_the_report_names_the_node_that_the_ladder_wants_away(tmp_path):

@@ -14,7 +14,16 @@ import pytest
 from coxswain.ladder import options as ladder_options
 from coxswain.ladder.decide import DWELL, FORGET, decide, differing, slow
 from coxswain.ladder.lead import LONG, PLANNED, heeds_suspects, steps_until_placed, waits_for_reports
-from coxswain.ladder.options import FORM, at_speeds, can_gain, draft_of, options_for, surviving, without_lost
+from coxswain.ladder.options import (
+    FORM,
+    at_speeds,
+    can_gain,
+    draft_of,
+    options_for,
+    surviving,
+    without_lost,
+    without_slow,
+)
 from coxswain.ladder.speeds import STEP, bucket, changed, speed_of
 from coxswain.ladder.standby import EVERY, MOST_DWELL, Standby, Waiting, due
 from coxswain.ladder.values import (
@@ -350,6 +359,65 @@ def test_no_layout_is_searched_where_other_micro_batches_alone_make_up_for_a_slo
     assert searched
 
 
+def test_a_change_takes_the_seconds_of_forming_a_world_beside_those_of_what_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs, layout = costs_of([[1.0] * 4] * 2), uniform_layout(DEVICES, 5, pipeline=2)
+    monkeypatch.setattr(ladder_options, "search", lambda found: None)
+    speeds, dead = {SLOW: 0.25}, {SLOW: 0.0}
+
+    def changes(**form: float) -> list[float]:
+        lost = without_lost(costs, layout, dead, **form)
+        aside = without_slow(at_speeds(costs, speeds), layout, speeds, 12.0, **form)
+        assert lost and len(aside) == 1
+        return [o.change for o in (lost, *aside, *options_for(costs, layout, speeds, **form).layouts)]
+
+    moves = changes(form=0.0)
+    assert len(moves) == 3 and min(moves) > 0 and FORM == 1.0
+    assert changes(form=5.0) == pytest.approx([5.0 + seconds for seconds in moves])
+    assert changes() == pytest.approx([1.0 + seconds for seconds in moves])
+
+
+def offered(monkeypatch: pytest.MonkeyPatch, found: float, in_place: float) -> list[float]:
+    """Seconds of the searched layouts that are offered, as parts of the seconds of staying, which are 10."""
+    costs, layout = costs_of([[1.0] * 4] * 2), uniform_layout(DEVICES, 5)
+    stay = draft_of(costs, layout)
+    monkeypatch.setattr(ladder_options, "data_only", lambda costs, running: replace(stay, seconds=10.0))
+    monkeypatch.setattr(ladder_options, "healthy_plan", lambda costs: replace(stay, seconds=1.0))
+    monkeypatch.setattr(ladder_options, "levelled", lambda costs, running: None)
+    monkeypatch.setattr(ladder_options, "search", lambda costs: replace(stay, seconds=found))
+    monkeypatch.setattr(ladder_options, "kept_in_place", lambda costs, best, now: replace(best, seconds=in_place))
+    options = options_for(costs, layout, {})
+    assert all(o.kind == "Groups" for o in options.layouts) and (options.stay, options.healthy) == (10.0, 1.0)
+    return [option.seconds for option in options.layouts]
+
+
+@pytest.mark.parametrize(
+    ("found", "in_place", "taken"), [(8.001, 8.004, 8.004), (8.001, 8.02, 8.001), (8.02, 8.0, 8.0)]
+)
+def test_of_two_layouts_that_are_nearly_as_fast_the_one_that_keeps_devices_in_place_is_offered(
+    monkeypatch: pytest.MonkeyPatch, found: float, in_place: float, taken: float
+) -> None:
+    assert offered(monkeypatch, found, in_place) == [taken]
+
+
+def test_a_layout_is_offered_that_is_faster_than_staying_by_more_than_the_least_gain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    least = 10.0 * (1 - LEAST_GAIN)
+    assert offered(monkeypatch, least, least) == [] and offered(monkeypatch, least - 1e-6, least - 1e-6)
+
+
+def test_other_layers_in_the_same_groups_are_offered_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs, layout = costs_of([[1.0] * 4] * 2), uniform_layout(DEVICES, 5, pipeline=2)
+    monkeypatch.setattr(ladder_options, "search", lambda found: None)
+    (option,) = options_for(costs, layout, {SLOW: 0.25}).layouts
+    groups = [[stage.devices for stage in r.stages] for r in layout.replicas]
+    assert option.kind == "Layers" and [[s.devices for s in r.stages] for r in option.layout.replicas] == groups
+    fast, slow_one = option.layout.replicas[0].stages
+    assert fast.stop - fast.start > slow_one.stop - slow_one.start
+
+
 def test_a_dead_device_leaves_only_layouts_without_it() -> None:
     costs, layout = healthy()
     dead = Device(0, 3)
@@ -437,6 +505,11 @@ def test_what_a_slow_device_has_cost_counts_on_while_it_is_no_slower(before: int
     other = Device(1, 1)
     powers = [{other: 3} | ({SLOW: power} if power else {}) for power in (before, now)]
     assert changed(*powers) == ({SLOW} if begins else set())
+
+
+@pytest.mark.parametrize("slowdown", [1e6, 1e7, 1e12])
+def test_a_device_that_computes_is_never_taken_for_a_dead_one_however_slow_it_is(slowdown: float) -> None:
+    assert speed_of(bucket(slowdown, 0)) == 1e-6
 
 
 def test_speeds_without_a_living_device_are_refused() -> None:

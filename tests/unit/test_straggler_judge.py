@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from math import inf
 from statistics import mean
@@ -15,9 +16,10 @@ from coxswain.ladder.values import Option, Options
 from coxswain.layout import Device, Layout, Replica, Stage, uniform_layout
 from coxswain_coordinator.planning.placers import place_step
 from coxswain_coordinator.stragglers.judge import judged
+from coxswain_coordinator.stragglers.ladder import Ladder
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.ladder_samples import SLOW as SECOND
-from tests.unit.ladder_samples import Job
+from tests.unit.ladder_samples import Job, left
 
 DEVICES = [Device(t, 0) for t in range(4)]
 SLOW = DEVICES[1]
@@ -123,3 +125,19 @@ async def test_the_ladder_has_its_options_judged_by_the_last_four_steps(tmp_path
     await j.run(30)
     assert asked[0] == (320, ((256, 128),) * 4)
     assert [layout.standby for layout, _ in j.asked] == ([(SECOND,)] if left else [])
+
+
+async def test_a_new_coordinator_plans_for_a_loss_once_it_has_seen_a_step_that_judges_layouts(tmp_path):
+    j, judges = Job(tmp_path, planner=left, trainers=3, slow=False, lengths=(256, 128)), []
+
+    def judge(job, vocabulary, found, steps):
+        judges.append(steps)
+        return found
+
+    j.ladder = Ladder(j.job, lambda *request: None, lambda *event: None, j.beside, left, judge=judge)
+    j.lose(2)
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert j.plans == 0
+    await j.run(20)
+    assert judges == [((256, 128),)]

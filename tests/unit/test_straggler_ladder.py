@@ -8,11 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.ladder.decide import DWELL
-from coxswain.layout import Device
+from coxswain.ladder.values import Option, Options
+from coxswain.layout import Device, Layout
 from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.stragglers.ladder import MEASURED_STEPS
+from coxswain_coordinator.world.formation import world_of
 from tests.unit.coordinator_samples import agents
-from tests.unit.ladder_samples import SLOW, Job, nothing, slower_without
+from tests.unit.ladder_samples import SECONDS, SLOW, Job, nothing, slower_without
 
 pytestmark = pytest.mark.looptime
 
@@ -37,7 +39,7 @@ async def test_an_event_states_the_measured_gain_beside_the_predicted_one_once_s
     while not j.asked:
         await j.run(1)
     await j.run(MEASURED_STEPS - 1)
-    assert j.events == []
+    assert MEASURED_STEPS == 16 and j.events == []
     await j.run(10)
     ((reason, message),) = j.events
     assert reason == "LayoutMeasured"
@@ -263,3 +265,80 @@ async def test_a_node_is_wanted_away_again_only_after_twice_its_cost(tmp_path):
     assert j.ladder.request is None
     await j.run(20)
     assert j.ladder.request
+
+
+async def gone_aside(folder) -> tuple[Job, Layout]:
+    """A job behind the first change of its layout, and the layout before."""
+    j = Job(folder)
+    whole = j.record.layout
+    while not j.asked:
+        await j.run(1)
+    assert j.record.layout == j.asked.pop()[0]
+    return j, whole
+
+
+async def test_a_layout_in_whose_place_the_same_pods_have_another_one_after_no_step_is_not_asked_for_again(tmp_path):
+    """Its world has failed before a step, so it may be one that cannot run."""
+    j, whole = await gone_aside(tmp_path)
+    j.lose(layout=whole)
+    await j.run(200)
+    assert j.asked == []
+    j.enter(whole, [replace(a, pod=f"{a.pod}-again") for a in agents(2)])
+    await j.run(200, changes=False)
+    assert len(j.asked) == 1, "other pods have other devices"
+
+
+@pytest.mark.parametrize("seen", ["its reports", "the next world"])
+async def test_a_layout_that_a_failure_ends_behind_a_step_may_be_asked_for_again(tmp_path, seen):
+    j, whole = await gone_aside(tmp_path)
+    if seen == "its reports":
+        await j.run(1)
+    else:  # the reports of its step came when the world was over
+        j.step += 1
+    j.lose(layout=whole)
+    await j.run(60)
+    assert len(j.asked) == 1
+
+
+async def test_the_seconds_of_a_step_are_the_median_of_the_last_five(tmp_path):
+    j = Job(tmp_path, slow=False)
+    await j.run(20)
+    j.slow, j.onset = True, j.step
+    await j.run(3)
+    assert " is predicted to save 2.000 of 10.000 s of each step" in j.asked[0][1]
+
+
+async def test_a_wish_for_another_node_is_made_once_as_long_as_it_stands(tmp_path, caplog):
+    j = Job(tmp_path, action="ReplaceNode", planner=nothing)
+    await j.run(400)
+    assert [r.getMessage()[:35] for r in caplog.records] == ["another node than node-1 is wanted:"]
+
+
+async def test_no_node_is_wanted_away_where_none_is_known_of_the_slow_device(tmp_path):
+    j = Job(tmp_path, action="ReplaceNode", planner=nothing)
+    j.ladder.enter(j.record, world_of(j.record, agents(2), 320), ("node-0", ""))
+    await j.run(400)
+    assert j.ladder.request is None
+
+
+async def test_no_node_is_wanted_away_for_a_gain_that_a_planner_which_fails_has_not_predicted(tmp_path, caplog):
+    def fails(*args):
+        raise ZeroDivisionError("of seconds")
+
+    j = Job(tmp_path, action="ReplaceNode", planner=fails)
+    await j.run(200)
+    j.factor = 3.0
+    await j.run(200)
+    assert (j.plans, j.ladder.request, len(caplog.records)) == (2, None, 1), "it is asked once for the same speeds"
+
+
+async def test_all_devices_that_go_on_standby_are_named(tmp_path):
+    def two(job, vocabulary, layout, speeds, least_gain):
+        aside = Layout(layout.replicas[:1], (Device(1, 0), Device(2, 0)))
+        return Options(
+            layout, dict(speeds), SECONDS, 6.0, () if layout.standby else (Option("Groups", aside, 8.0, 5.0),)
+        )
+
+    j = Job(tmp_path, planner=two, trainers=3)
+    await j.run(3, changes=False)
+    assert "; trainer-1 device 0 and trainer-2 device 0 goes on standby: " in j.asked[0][1]

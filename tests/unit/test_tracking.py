@@ -168,6 +168,18 @@ def test_a_tracker_that_fails_is_given_up_and_the_others_go_on(tmp_path: Path) -
     assert list(shown(tmp_path / "tensorboard")["train/loss"]) == [0, 1, 2, 3]
 
 
+def test_a_tracker_that_is_given_up_keeps_no_lines(tmp_path: Path) -> None:
+    """A hundred thousand of them would take some 50 MB for the rest of the job."""
+    tracking = Tracking({"wandb": Broken}, lambda *_: None)
+    for step in range(4):
+        tracking.add(replace(LINE, step=step))
+    tracking.close(60.0)
+    for step in range(4, 100):
+        tracking.add(replace(LINE, step=step))
+    (outlet,) = tracking._outlets
+    assert outlet._lines.qsize() <= 1
+
+
 def test_a_tracker_that_hangs_delays_no_step_and_not_the_end(tmp_path: Path) -> None:
     forever = threading.Event()
     tracking = Tracking({"wandb": lambda: forever.wait() and Broken()}, lambda *_: None)

@@ -10,6 +10,8 @@ from coxswain.layout import Device
 STEP = 1.05
 """Speeds are 1 over a power of it."""
 
+_LEAST = 1e-6  # 0 is the speed of a dead device
+
 _KEPT = 0.75  # steps that a slowdown may be from the power in force
 
 
@@ -22,7 +24,7 @@ def bucket(slowdown: float, before: int) -> int:
 
 
 def speed_of(power: int) -> float:
-    return round(STEP**-power, 6)
+    return max(_LEAST, round(STEP**-power, 6))
 
 
 def changed(before: Mapping[Device, int], now: Mapping[Device, int]) -> set[Device]:

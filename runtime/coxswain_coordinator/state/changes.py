@@ -19,6 +19,9 @@ class Changes:
     before: Layout | None = None  # the request in force before that one
     untried: bool = False  # no world of the requested layout has made a step
     former: int = 0  # trainers that hold state which is not saved: those that shall leave among them
+    failed: Layout | None = None  # of the world that has just failed, where it may be one that cannot run
+    stepless: int = 0  # worlds one after another of one layout that have begun and made no step
+    present: Layout | None = None  # of the newest world
 
     def request(self, layout: Layout, why: str) -> None:
         self.before = self.before if self.why else self.layout
@@ -28,11 +31,13 @@ class Changes:
         """A world has this layout. Another one that was requested is dropped: the reason for it may be gone with its devices."""
         met = self.layout == layout
         self.untried = met and (self.untried or bool(self.why))
+        self.stepless = 1 + (self.stepless if layout == self.present else 0)
         self.layout, self.why, self.former = self.layout if met else None, "", 0
+        self.present, self.failed = layout, None
 
     def stepped(self) -> None:
         """The world has made a step."""
-        self.untried = False
+        self.untried, self.stepless = False, 0
 
     @property
     def forming(self) -> int:
@@ -45,11 +50,12 @@ class Changes:
         self.former = 1 + max(device.trainer for device in _working(current))
 
     def withdraw(self, current: Layout) -> None:
-        """The world of this layout has failed. Before its change the reason for another layout may be gone with it; after a
-        change, but before a step, that layout may be one that cannot run."""
+        """The world of this layout has failed. Before its change the reason for another layout may be gone with it. A layout in
+        which the first world, or the second one in a row, fails before a step may be one that cannot run."""
         self.hold(current)
-        if self.why or self.untried:
-            self.layout, self.why, self.untried = self.before, "", False
+        self.failed = current if self.untried or self.stepless > 1 else None
+        if self.why or self.failed:
+            self.layout, self.before, self.why, self.untried = self.before, None, "", False
 
     def layout_on(self, devices: Collection[Device]) -> Layout | None:
         """The requested layout, if it is one of exactly these devices."""

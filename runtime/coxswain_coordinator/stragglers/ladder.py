@@ -105,6 +105,7 @@ class Ladder:
         self._leaving = False
         self._task: asyncio.Task[None] | None = None
         self._faults = set[str]()
+        self._failed = set[Layout]()  # of these pods
         self.aside = DevicesAside()
 
     @property
@@ -127,6 +128,8 @@ class Ladder:
         if not self.climbs:
             return
         before, here = self._home, devices_of(record.layout)
+        if before:
+            self._judge_layout(before.record, record)
         kept = {d for d in here if before and _pod(before.record, d) == _pod(record, d)}
         self._powers = {d: power for d, power in self._powers.items() if d in kept}
         self._rewind(record.first_step)
@@ -149,8 +152,16 @@ class Ladder:
         self._recent, self._options, self._leaving = [], None, False
         self._drag.enter()
         self._settle_request()
-        if not self._least_gain and not self._joins():
-            self._plan(self._home, self.speeds)  # while the world forms
+        # While the world forms. A new coordinator has no step yet to judge layouts by.
+        if before and not self._least_gain and not self._joins():
+            self._plan(self._home, self.speeds)
+
+    def _judge_layout(self, before: Generation, record: Generation) -> None:
+        """Whether the former layout may be one that cannot run: its world has made no step, and its pods have another layout."""
+        if before.trainers != record.trainers:
+            self._failed.clear()
+        elif before.layout != record.layout and not self._recent and record.first_step <= before.first_step:
+            self._failed.add(before.layout)
 
     def _lost_from(self, before: Home | None, record: Generation) -> frozenset[Device]:
         """What the job shall have, has not, and had. A new coordinator does not know what it had: all that it shall have."""
@@ -273,7 +284,8 @@ class Ladder:
         finally:
             self._task = None
         if home is self._home and not self._leaving:
-            self._options = found
+            able = tuple(option for option in found.layouts if option.layout not in self._failed)
+            self._options = replace(found, layouts=able)
             self._guarded(self._decide, home)
 
     def _warn(self, fault: str) -> None:

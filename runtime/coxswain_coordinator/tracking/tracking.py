@@ -67,4 +67,5 @@ class _Outlet:
                 sink.write(line.step, scalars(line))
             sink.close()
         except Exception as error:  # of a package that is not ours
+            self._lines = queue.Queue(1)  # later lines find it full, those that wait are dropped
             self._on_failure(self._field, f"{type(error).__name__}: {error}"[:500])

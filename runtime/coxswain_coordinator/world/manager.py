@@ -160,7 +160,7 @@ class WorldManager:
 
     def _layouts(self, job: JobConfig, agents: list[Register]) -> Sequence[Layout]:
         """Layouts of the next world, the best first: after a loss also the replicas that are whole, as they are, and where others
-        have come since a change was judged."""
+        have come since a change was judged. Not those of a layout that may be one that cannot run."""
         run, own, pods = self._state, self._layout(job, agents), {index_of(a.name): a.pod for a in agents}
         if run.session is None:
             return (own,)
@@ -170,7 +170,8 @@ class WorldManager:
             return (own,)
         speeds = run.ladder.speeds_of(pods)
         run.guarded(lambda: found.extend(after_loss(job, world.vocabulary, world.layout, own, speeds)))
-        return found or (own,)
+        failed = run.changes.failed
+        return [layout for layout in found if not failed or layout.replicas != failed.replicas] or (own,)
 
     async def _choose(self, layouts: Sequence[Layout], agents: list[Register]) -> Layout:
         """The first that can take its state from memory, else the first."""

@@ -200,18 +200,43 @@ async def test_all_state_is_saved_before_trainers_join_since_the_layout_is_chose
 
 
 @pytest.mark.parametrize("mine", [True, False])
-@pytest.mark.parametrize("generation", [1, 2])
-def test_what_another_coordinator_chose_is_an_event_of_the_first_world_only(
-    tmp_path: Path, generation: int, mine: bool
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_another_coordinator_chose_is_an_event_until_the_first_checkpoint_only(
+    tmp_path: Path, saved: bool, mine: bool
 ) -> None:
-    """A later world may have followed one with the same layout, which that coordinator announced."""
+    """That coordinator may have ended before the operator has read its report, but not long before a checkpoint."""
     job, layout = auto(tmp_path), shaped_layout([Device(t, 0) for t in range(3)], WHOLE.replicas)
     strategy = JobStrategy(job)
     strategy.take(StrategyRecord(0, "one", (1,), "", Strategy(WHOLE)), mine)
-    assert strategy.announce(shaped_layout([Device(0, 0)], PIPES.replicas), generation) == "", "another layout"
-    first, again = strategy.announce(layout, generation), strategy.announce(layout, generation)
-    assert (bool(first), again) == (mine or generation == 1, "")
+    assert strategy.announce(shaped_layout([Device(0, 0)], PIPES.replicas), saved) == "", "another layout"
+    first, again = strategy.announce(layout, saved), strategy.announce(layout, saved)
+    assert (bool(first), again) == (mine or not saved, "")
     assert strategy.job.parallelism.layout == WHOLE.replicas != job.parallelism.layout
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_choice_is_an_event_of_the_next_coordinator_where_the_one_that_chose_ended_with_its_first_world(
+    tmp_path: Path, runs: bool
+) -> None:
+    """The operator has read no report of it: the world goes on, or the trainers have not entered it."""
+    async with training(auto(tmp_path)):
+        pass
+    async with leading(auto(tmp_path), "two") as lead:
+        lead.index()
+        lead.arrive(generation=int(runs))
+        await begun(lead, 1 if runs else 2)
+        assert [e.reason for e in lead.state.events.latest()].count("StrategyChosen") == 1
+
+
+async def test_a_choice_is_no_event_of_a_coordinator_that_adopts_a_world_with_a_checkpoint(tmp_path: Path) -> None:
+    async with training(auto(tmp_path)) as lead:
+        lead.state.session.directive(3)
+        await lead.saved(3)
+    async with leading(auto(tmp_path)) as lead:  # a container that is restarted has the same name
+        lead.index()
+        lead.arrive(generation=1)
+        await begun(lead, 1)
+        assert "StrategyChosen" not in [e.reason for e in lead.state.events.latest()]
 
 
 async def test_plans_have_no_task_of_more_tokens_than_the_record_gives_its_kind(tmp_path: Path) -> None:

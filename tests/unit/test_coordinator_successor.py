@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from coxswain import wire
 from coxswain.live import Held
 from coxswain_coordinator.planning.plan_log import PlanLog
-from tests.unit.coordinator_lead import begun, leading, led_again, register, small, training
+from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_lead import begun, holds, leading, led_again, lose, register, small, training
 from tests.unit.coordinator_samples import agents
 
 pytestmark = pytest.mark.looptime
@@ -78,9 +79,66 @@ async def test_a_new_coordinator_counts_a_world_as_lost_that_its_workers_have_le
         assert (lead.state.generation, lead.keys("log/takeovers/")) == (0, [])
         register(lead, out()[1])
         await begun(lead, 2)  # none needs to register again
-        reasons = [e.reason for e in lead.state.events.latest()]
-        assert reasons == ["IndexingStarted", "WorkerRestarted"], "it does not continue, so no event says so"
         assert len(lead.keys("log/takeovers/")) == 1
+
+
+LEFT = "some of its workers left it while there was no coordinator; generation 2 from step "
+
+
+@pytest.mark.parametrize(
+    ("second", "event"),
+    [
+        ({}, ("Resumed", False)),
+        ({"held": ()}, ("WorkerRestarted", True)),
+        ({"broken": "Connection reset"}, ("WorkerRestarted", True)),
+    ],
+    ids=["all alive", "one without its state", "one without its peer"],
+)
+async def test_a_world_whose_workers_have_all_left_it_alive_for_a_change_costs_no_worker_and_warns_of_none(
+    tmp_path, second, event
+):
+    """The coordinator before had sent the directive of a planned change, and ended."""
+    async with led_again(tmp_path) as lead:
+        one, two = out()
+        register(lead, one, replace(two, **second))
+        await begun(lead, 2)
+        said = lead.state.events.latest()[-1]
+        assert (said.reason, said.warning) == event
+        assert said.message.startswith(LEFT)
+
+
+async def test_a_trainer_that_joins_by_a_change_that_an_earlier_coordinator_began_is_an_event_of_the_layout(tmp_path):
+    job = make_job(tmp_path, min_trainers=1)
+    async with training(job) as lead:
+        await lead.close(0)
+        lose(lead, 1)
+        register(lead, holds(lead, 1, copies=True)[0])
+        await begun(lead, 2)
+    async with leading(job, "two") as lead:
+        lead.index()
+        register(lead, replace(agents(2)[0], left=2, held=(Held(0, 2, 0, 1),)), agents(2)[1])
+        await begun(lead, 3)
+        said = lead.state.events.latest()[-1]
+        assert (said.reason, said.warning, said.message.startswith(LEFT[:-20])) == ("LayoutChanged", False, True)
+
+
+async def test_the_end_of_a_worker_that_is_reported_behind_the_takeover_is_the_reason_of_the_loss(tmp_path):
+    async with led_again(tmp_path) as lead:
+        one, two = out()
+        register(lead, one, replace(two, held=()))
+        await lead.until(lambda: lead.state.session)
+        lose(lead, 1)
+        assert lead.state.session.lost == "rank 1 on trainer-1 ended: exit code -9"
+
+
+async def test_the_end_of_a_worker_that_is_reported_before_the_takeover_is_the_reason_of_the_loss(tmp_path):
+    """Its agent has repeated the report while there was no coordinator."""
+    async with led_again(tmp_path) as lead:
+        lead.state.add_exit(wire.WorkerExit(1, "trainer-1", 0, 1, -9, wire.Fault("OOMKilled", "raise its limit")))
+        one, two = out()
+        register(lead, one, replace(two, held=()))
+        await begun(lead, 2)
+        assert lead.state.events.latest()[-1].message.startswith("rank 1 on trainer-1 ended: raise its limit; ")
 
 
 async def test_a_worker_that_is_in_a_world_still_that_another_has_left_must_leave_it_first(tmp_path):

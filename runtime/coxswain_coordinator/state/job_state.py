@@ -84,6 +84,12 @@ def diverged(report: StepReport, manifest: CheckpointManifest | None) -> Fault:
     )
 
 
+def ended(exit_: WorkerExit) -> str:
+    """What the end of a worker says of its world's."""
+    why = exit_.fault.message if exit_.fault else f"exit code {exit_.exit_code}"
+    return f"rank {exit_.rank} on {exit_.trainer} ended: {why}"
+
+
 class JobState:
     """Everything the coordinator knows. One event loop, so no locks; each change notifies."""
 
@@ -110,6 +116,7 @@ class JobState:
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
         self._checkpoint_events = CheckpointEvents(clock, self.record_event)
         self.session: Session | None = None
+        self._early_exit: WorkerExit | None = None  # the last that was reported before there was a world
         self.leaving = set[str]()  # agents that make their workers leave a world that is over
         self.best = 0  # the highest step ever closed in this process, plus one
         self.worlds_lost = 0  # worlds lost so far
@@ -326,10 +333,11 @@ class JobState:
 
     # --- worlds -----------------------------------------------------------------------------------
 
-    def enter_world(self, session: Session, adopted: bool = False, left: bool = False) -> None:
+    def enter_world(self, session: Session, adopted: bool = False, left: bool = False, alive: bool = False) -> None:
         """Begins a new world or an adopted one. A requested stop stays requested.
 
-        `left`: some of its workers have left the adopted one, so no event says that it continues.
+        `left`: some of its workers have left the adopted one, so no event says that it continues. `alive`: all workers of the
+        world before are, so one that they left without a coordinator, as for its planned change, cost none.
         """
         self.log_steps(now=True)
         before, record, session.adopted = self.session, session.record, adopted
@@ -341,6 +349,9 @@ class JobState:
         summary = f"{where}: {len(session.world.seats)} ranks, {record.layout.summary()}"
         if before is not None and before.planned:
             self.record_event("LayoutChanged", f"{before.lost}; {summary}")
+        elif before is not None and before.hearsay and alive:
+            changed = before.record.layout != record.layout
+            self.record_event("LayoutChanged" if changed else "Resumed", f"{before.lost}; {summary}")
         elif before is not None:
             self.record_event("WorkerRestarted", f"{before.lost}; {summary}", warning=True)
         elif adopted and not left:
@@ -348,7 +359,7 @@ class JobState:
         elif not adopted:
             self.record_event("Resumed" if self.manifest else "GangStarted", summary)
         self.session, self.capacity_shortage = session, ""
-        if not adopted and (chosen := self.strategy.announce(record.layout, record.generation)):
+        if chosen := self.strategy.announce(record.layout, saved=self.manifest is not None):
             self.record_event("StrategyChosen", chosen)
         self.leaving.clear()
         self.history.begin_at(session.book.open)
@@ -371,6 +382,7 @@ class JobState:
         session = self.session
         if session is None:  # the world that its agent reported is lost
             self.registry.expect_again("trainer")
+            self._early_exit = exit_
         if exit_.exit_code == Exit.USER_FAULT:
             self.fail(exit_.fault or Fault("WorkerFailed", f"rank {exit_.rank} on {exit_.trainer} left with code 2"))
         elif session is not None and exit_.generation == self.generation:
@@ -390,8 +402,7 @@ class JobState:
         return self.is_over() if code == Exit.DONE else code == Exit.STOPPED and session.adopted
 
     def _worker_failed(self, exit_: WorkerExit) -> None:
-        why = exit_.fault.message if exit_.fault else f"exit code {exit_.exit_code}"
-        self.fail_world(f"rank {exit_.rank} on {exit_.trainer} ended: {why}")
+        self.fail_world(ended(exit_))
         self.registry.expect("trainer", exit_.trainer)  # it may have registered with what this worker held
 
     def mark_world_hung(self, why: str) -> None:
@@ -446,7 +457,10 @@ class JobState:
     def leave_world(self, why: str) -> None:
         """Marks an adopted world lost. Agents whose workers have left it already need not register again."""
         left = [m for m in self.registry.present("trainer", 1 << 30) if m.generation != self.generation]
-        self.mark_world_lost(why)
+        assert self.session is not None
+        early = self._early_exit if self._early_exit and self._early_exit.generation == self.generation else None
+        self.mark_world_lost(ended(early) if early else why)
+        self.session.hearsay = early is None
         for member in left:
             self.registry.register(member)
 

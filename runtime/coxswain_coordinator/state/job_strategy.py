@@ -9,8 +9,6 @@ from coxswain.layout import Layout, has_shapes
 from coxswain.plan.strategy.values import described
 from coxswain.planlog import StrategyRecord
 
-FIRST_GENERATION = 1
-
 
 def with_chosen(job: JobConfig, record: StrategyRecord | None) -> JobConfig:
     """The job with the layout of this record; without a record as it is."""
@@ -41,14 +39,14 @@ class JobStrategy:
         found = self.record
         return None if found and layout and not has_shapes(layout, found.strategy.chosen.replicas) else found
 
-    def announce(self, layout: Layout, generation: int) -> str:
+    def announce(self, layout: Layout, saved: bool) -> str:
         """What event StrategyChosen says of a world that begins; empty: nothing.
 
-        The first world that has a layout is one. Of a record of another coordinator only the job's first world is: others may
-        have had it before.
+        The first world that has a layout is one. Of a record of another coordinator only until a checkpoint is `saved`: that
+        coordinator may have ended before anything read its event, and later it has not.
         """
         found = self.used_by(layout)
-        if found is None or found == self._announced or not (self._mine or generation == FIRST_GENERATION):
+        if found is None or found == self._announced or (saved and not self._mine):
             return ""
         self._announced = found
         return described(found.strategy)

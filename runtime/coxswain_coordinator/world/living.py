@@ -24,6 +24,12 @@ def source_for(layout: Layout, agents: Sequence[Register], before: Generation) -
     return live_source(standings(layout, agents, before), before.generation, before.layout)
 
 
+def are_alive(agents: Sequence[Register], before: Generation) -> bool:
+    """Whether every worker of this generation has left it with its state, and none since it lost a peer."""
+    ranks = {rank for rank, _ in standings(before.layout, agents, before)}
+    return len(ranks) == len(before.layout.ranks()) and not any(agent.broken for agent in agents)
+
+
 def standings(layout: Layout, agents: Iterable[Register], before: Generation) -> Iterator[Standing]:
     """By rank of the new layout, what its worker holds of the generation `before`, if that can be true."""
     ranks = {seat.device: seat.rank for seat in layout.ranks()}

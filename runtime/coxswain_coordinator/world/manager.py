@@ -43,7 +43,7 @@ from coxswain_coordinator.world.formation import (
     vocabulary_of,
     world_of,
 )
-from coxswain_coordinator.world.living import GRACE_SECONDS, generations_held, source_for
+from coxswain_coordinator.world.living import GRACE_SECONDS, are_alive, generations_held, source_for
 from coxswain_coordinator.world.presence import LEAVING_SECONDS, LOST_SECONDS, NEW_SECONDS, are_gathered
 from coxswain_coordinator.world.survivors import after_loss, has_lost
 
@@ -284,7 +284,7 @@ class WorldManager:
         there = run.registry.present("trainer", 1 << 30)
         if all(m in there for m in members):
             if chosen is not None:
-                run.take_strategy(chosen, chosen.author == self._author)
+                run.take_strategy(chosen, mine=False)
             self._enter(record, members, adopted=True, left=not runs)
             if not runs:
                 run.leave_world("some of its workers left it while there was no coordinator")
@@ -301,7 +301,7 @@ class WorldManager:
         placer = self._placer(record, session.world.vocabulary)
         self.committer = Committer(run.job, self._log, self._mixes, self.stream, record, placer)
         self._waits.clear()
-        run.enter_world(session, adopted, left)
+        run.enter_world(session, adopted, left, alive=run.session is not None and are_alive(agents, run.session.record))
 
     def _placer(self, record: Generation, vocabulary: int) -> Placer:
         job = replace(self._state.strategy.job, model=replace(self._state.job.model, vocabulary=vocabulary))

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
 
 from coxswain.config import (
     BatchConfig,
@@ -21,8 +28,10 @@ from coxswain_link.environment import Environment
 from coxswain_link.http_client import AsyncClient
 from coxswain_link.metrics import build
 from coxswain_train.agent.agent import Agent
+from tests.fake_coordinator import FakeCoordinator
 
 TOKEN = "job-token"
+FOREVER = "signal.pause()"  # a program of a worker
 
 JOB = JobConfig(
     name="demo", namespace="default", uid="u", seed=1,
@@ -39,6 +48,12 @@ def environment(url: str = "", index: int = 0) -> Environment:
         name=f"trainer-{index}", index=index, coordinator_url=url, job=JOB, token=TOKEN,
         pod_name=f"demo-trainer-{index}-0", pod_ip="127.0.0.1", pod_uid="pod-uid",
     )  # fmt: skip
+
+
+def on(hardware: str, index: int = 0, url: str = "") -> Environment:
+    """The environment of a job on this hardware."""
+    env = environment(url, index)
+    return dataclasses.replace(env, job=replace(env.job, parallelism=replace(env.job.parallelism, hardware=hardware)))
 
 
 def world(generation: int, trainers: tuple[str, ...] = ("trainer-0", "trainer-1")) -> World:
@@ -94,3 +109,36 @@ class Started:
         self.running.cancel()
         await asyncio.wait([self.running])
         await self.client.close()
+
+
+async def workers(folder: Path, generation: int, count: int) -> list[dict[str, Any]]:
+    """The environments of the workers of one generation, once all have started."""
+    async with asyncio.timeout(30):
+        while len(found := sorted(folder.glob(f"{generation}-*.json"))) < count:  # noqa: ASYNC110, ASYNC240  another process
+            await asyncio.sleep(0.02)
+    return [json.loads(path.read_text()) for path in found]
+
+
+async def workers_out(coordinator: FakeCoordinator, generation: int) -> Any:
+    """What an agent registers as once its workers have left this world."""
+
+    def out() -> list[Any]:
+        return [r for r in coordinator.received["/v1/register"] if r.left == generation]
+
+    await asyncio.to_thread(coordinator.wait_until, out)
+    assert out()[0].generation == 0
+    return out()[0]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -17,8 +17,7 @@ from coxswain_train.agent import agent as agents
 from coxswain_train.agent.standby import StandbyProber
 from tests.fake_coordinator import FakeCoordinator
 from tests.unit import agent_fakes
-from tests.unit.agent_fakes import TOKEN, Started, environment, world
-from tests.unit.test_agent import FOREVER, is_alive, wait_until, workers
+from tests.unit.agent_fakes import FOREVER, TOKEN, Started, environment, is_alive, wait_until, workers, world
 
 EVERY = 0.05  # seconds between two probes
 

@@ -358,6 +358,15 @@ def test_a_kind_whose_memory_holds_fewer_tokens_than_the_policy_has_may_have_its
     assert choose(replace(enough, least=2048), drawn) == choose(enough, drawn)
 
 
+def test_a_job_whose_steps_are_shorter_than_the_least_task_of_a_kind_is_not_refused_for_that() -> None:
+    """As a coordinator asks: the usual 8,192 tokensPerReplica, and steps that never fill a task of 4,096 tokens."""
+    model, parallel = MODELS["llama-7b"], ParallelConfig(tokens_per_replica=8192, max_degree=8, hardware="h100-80g")
+    batch = BatchConfig(tokens_per_step=2048, max_sequence_tokens=1024)
+    asked = machine_of(model, parallel, batch, (8, 8), whole_matrices=False, least=4096)
+    found = choose(asked, [np.array([1024, 600, 424])])
+    assert all(shape.tokens is UNSET for a in (found.chosen, *found.alternatives) for shape in a.replicas)
+
+
 def test_where_nothing_fits_the_refusal_names_the_kinds_their_needs_and_the_way_out() -> None:
     with pytest.raises(Refused, match=r"tp1pp1: a device needs .* use more devices, recompute") as refused:
         choose(machine(8, model="llama-70b"), steps(tokens=2**18))

@@ -23,15 +23,17 @@ def machine_of(
 ) -> Machine:  # fmt: skip
     """`model`: with its vocabulary; `devices`: of each trainer; `whole_matrices`: whether the optimizer needs them.
 
-    `least`: tokens of a task that a kind of replicas may have at least where memory does not hold the policy's number.
+    `least`: tokens of a task that a kind of replicas may have at least where memory does not hold the policy's number. No task
+    is larger than a step and its longest sequence.
     """
+    capacity = min(parallel.tokens_per_replica, batch.tokens_per_step + batch.max_sequence_tokens)
     return Machine(
         trainers=devices,
         model=model,
         constants=constants_for(parallel.hardware, model),
-        capacity=min(parallel.tokens_per_replica, batch.tokens_per_step + batch.max_sequence_tokens),
+        capacity=capacity,
         max_degree=parallel.max_degree,
-        least=least if least < parallel.tokens_per_replica else 0,
+        least=least if least < capacity else 0,
         memory=device_memory(parallel.hardware),
         element=_FP32 if parallel.hardware == "cpu" else _BF16,
         recompute=(parallel.recompute,),

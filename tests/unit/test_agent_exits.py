@@ -1,0 +1,154 @@
+"""The agent reports how workers end, and ends with the job's code."""
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coxswain.api.validate import check
+from coxswain.errors import Retryable
+from coxswain.wire import Fault
+from coxswain_train.agent.processes import ForkServer
+from tests.fake_coordinator import FakeCoordinator
+from tests.unit.agent_fakes import FOREVER, TOKEN, Started, is_alive, wait_until, workers, world
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def coordinator():
+    with FakeCoordinator(TOKEN) as coordinator:
+        yield coordinator
+
+
+async def test_a_fork_server_that_is_killed_is_replaced_with_its_workers(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER):
+        coordinator.publish(world(1))
+        old = await workers(tmp_path, 1, 2)
+        os.kill(old[0]["ppid"], 9)
+        exits = await coordinator.seen("/v1/exits", 2)
+        assert {e.exit_code for e in exits} == {-9}
+        coordinator.publish(world(2))
+        new = await workers(tmp_path, 2, 2)
+        assert {w["pid"] for w in new}.isdisjoint({w["pid"] for w in old})
+
+
+async def test_an_agent_whose_workers_cannot_be_imported_ends_with_the_way_to_the_reason(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, "this is no Python") as started:
+        coordinator.publish(world(1))
+        with pytest.raises(Retryable, match="the process that forks the workers ended; its log says why"):
+            await asyncio.wait_for(started.running, 30)
+
+
+async def test_a_request_to_a_fork_server_that_has_just_ended_fails_at_once(tmp_path):
+    """The process has ended, and the event loop has not run since."""
+    (tmp_path / "pid").touch()
+    script = f"import os, signal; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); signal.pause()"
+    server = ForkServer((sys.executable, "-c", script), os.environ)
+    await server.warm()
+    wait_until((tmp_path / "pid").read_text)
+    pid = int((tmp_path / "pid").read_text())
+    os.kill(pid, 9)
+    wait_until(lambda: not is_alive(pid))
+    try:
+        with pytest.raises(Retryable, match="the process that forks the workers ended"):
+            await asyncio.wait_for(server.fork(0, {}), 10)
+    finally:
+        await server.end()
+
+
+async def test_an_exit_is_reported_with_the_fault_that_the_worker_wrote(tmp_path, coordinator):
+    fault = '{"reason": "NaN", "message": "loss"}'
+    program = f"pathlib.Path(os.environ['COXSWAIN_TERMINATION_LOG']).write_text({fault!r}); os._exit(2)"
+    async with Started(coordinator.url, tmp_path, program):
+        coordinator.publish(world(1, ("trainer-0",)))
+        exits = await coordinator.seen("/v1/exits", 2)
+    assert {(e.rank, e.device) for e in exits} == {(0, 0), (1, 1)}
+    assert {(e.trainer, e.generation, e.exit_code, e.fault) for e in exits} == {
+        ("trainer-0", 1, 2, Fault("NaN", "loss"))
+    }
+
+
+async def test_a_killed_worker_is_reported_with_its_signal(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER):
+        coordinator.publish(world(1))
+        os.kill((await workers(tmp_path, 1, 2))[0]["pid"], 9)
+        [exit_] = await coordinator.seen("/v1/exits")
+    assert (exit_.exit_code, exit_.fault) == (-9, None)
+
+
+async def test_a_worker_that_the_kernel_kills_for_its_memory_is_reported_as_such_and_its_trainer_leaves(
+    tmp_path, coordinator
+):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        victim = (await workers(tmp_path, 1, 2))[0]
+        started.oom_kills += 1
+        os.kill(victim["pid"], 9)
+        [exit_] = await coordinator.seen("/v1/exits")
+        coordinator.lose(1)
+        assert await asyncio.wait_for(started.running, 30) == 1
+    assert (exit_.rank, exit_.exit_code, exit_.fault.reason) == (0, -9, "OOMKilled")
+    assert faults_with_a_raised_limit(exit_.fault.message) == []
+
+
+def faults_with_a_raised_limit(message):
+    """Of the example for Kubernetes, once the limit is raised where the message says."""
+    objects = yaml.safe_load_all((ROOT / "examples/kubernetes.yaml").read_text())
+    job = next(o for o in objects if o["kind"] == "TrainingJob")
+    field, container, place = re.search(r"raise (\S+) of container (\S+) in (\S+),", message).groups()
+    (own,) = [c for c in valued(job, place.split(".")) if c["name"] == container]
+    *path, last = field.split(".")
+    assert valued(own, path)[last] == "2Gi"
+    valued(own, path)[last] = "4Gi"
+    return check(job)
+
+
+def valued(value, path):
+    for name in path:
+        value = value[name]
+    return value
+
+
+async def test_a_kill_is_not_blamed_on_memory_when_the_kernel_counts_no_new_one(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER, oom_kills=3):
+        coordinator.publish(world(1))
+        os.kill((await workers(tmp_path, 1, 2))[0]["pid"], 9)
+        [exit_] = await coordinator.seen("/v1/exits")
+    assert (exit_.exit_code, exit_.fault) == (-9, None)
+
+
+async def test_after_a_good_end_the_agent_waits_for_its_workers_and_leaves_with_the_jobs_code(tmp_path, coordinator):
+    async with Started(
+        coordinator.url, tmp_path, f"import time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.02)"
+    ) as started:
+        coordinator.publish(world(1))
+        pids = [w["pid"] for w in await workers(tmp_path, 1, 2)]
+        coordinator.finish(3)
+        assert not (await asyncio.wait([started.running], timeout=0.3))[0]
+        (tmp_path / "go").touch()
+        assert await asyncio.wait_for(started.running, 30) == 3
+        assert not any(is_alive(pid) for pid in pids)
+    assert len(coordinator.received["/v1/exits"]) == 2
+
+
+async def test_after_a_failure_the_agent_does_not_wait_for_its_workers(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        await workers(tmp_path, 1, 2)
+        coordinator.finish(2)
+        assert await asyncio.wait_for(started.running, 15) == 2
+
+
+async def test_an_exit_from_a_world_that_is_over_is_still_reported(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        pid = (await workers(tmp_path, 1, 2))[0]["pid"]
+        coordinator.generation = 2
+        os.kill(pid, 9)
+        assert (await coordinator.seen("/v1/exits"))[0].generation == 1
+        assert not started.running.done()

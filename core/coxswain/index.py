@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -79,9 +80,13 @@ TORN = (EOFError, KeyError, OSError, ValueError, zipfile.BadZipFile, zlib.error)
 """What `decode` raises for a damaged object, or one that is no index."""
 
 
+_DECODING = threading.Lock()
+"""numpy parses headers by `ast`, and CPython 3.11 counts the depth of that for all threads together: SystemError."""
+
+
 def decode(data: bytes) -> BlockIndex:
-    """Runs no code: numpy refuses pickled objects unless they are asked for."""
-    with np.load(io.BytesIO(data)) as arrays:
+    """Runs no code: numpy refuses pickled objects unless they are asked for. Thread-safe."""
+    with _DECODING, np.load(io.BytesIO(data)) as arrays:
         return BlockIndex(at=arrays["at"], lengths=arrays["lengths"], rejected=arrays["rejected"])
 
 

@@ -375,7 +375,8 @@ def test_where_nothing_fits_the_refusal_names_the_kinds_their_needs_and_the_way_
         choose(machine(8, max_degree=1), steps(tokens=2**18))
 
 
-@pytest.mark.parametrize(("devices", "limit"), [(64, 1.0), pytest.param(1024, 10.0, marks=pytest.mark.slow)])
+@pytest.mark.slow  # a time on an idle machine: beside other tests, or on a slower processor, it fails without a fault
+@pytest.mark.parametrize(("devices", "limit"), [(64, 1.0), (1024, 10.0)])
 def test_a_strategy_takes_a_second_for_64_devices_and_ten_for_1024(devices: int, limit: float) -> None:
     asked, drawn = machine(devices, hardware="h100-80g"), steps("byted", 262144 // 2, 32768 * devices)
     begin = time.process_time()

@@ -35,5 +35,13 @@ class LRUCache(Generic[K, V]):
             _, old = self._entries.popitem(last=False)
             self.used -= self._size(old)
 
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an entry can be added that drives no other out."""
+        return self.used < self._budget() and len(self._entries) < self._most
+
     def __len__(self) -> int:
         return len(self._entries)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from coxswain.config import MixConfig
@@ -21,7 +21,7 @@ from coxswain_coordinator import termination
 from coxswain_coordinator.checkpoint.claim import Claim
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.checkpoint.validation import check_batch, check_index, job_of, stream_hash, version_of
-from coxswain_coordinator.index.merge import merge, source_reports
+from coxswain_coordinator.index.merge import Index, merge, source_reports
 from coxswain_coordinator.index.store import IndexStore
 from coxswain_coordinator.planning.committer import SEGMENT_STEPS, Committed, patience, steps_ahead
 from coxswain_coordinator.planning.late_plans import LatePlans
@@ -230,18 +230,26 @@ class Driver:
     # --- index ------------------------------------------------------------------------------------
 
     async def _merge_index(self) -> bool:
-        run, lengths = self._state, self._index_store.lengths
+        run = self._state
         index = await self._store_call(merge, run.job.mix, run.index_progress.parts())
         if run.manifest is not None:
             check_index(run.manifest, index.hash)
         run.index_progress.reports = await self._store_call(source_reports, run.job.mix, index, self._index_store.read)
         await self._offer(run.job.mix)
-        views = index.views(lengths)
-        held_out = await self._store_call(hold_out, run.job.mix, run.job.batch, views, run.job.evaluation.tokens)
-        self._worlds.stream = Stream(run.job.mix, run.job.batch, views, held_out=held_out)
+        await self._open_stream(index)
         run.index_progress.index = index
         run.notifier.notify(Topic.INDEX)
         return True
+
+    async def _open_stream(self, index: Index) -> None:
+        """The stream over an index, without the held-out documents."""
+        job, views = self._state.job, index.views(self._index_store.lengths)
+
+        def fetch(blocks: Mapping[str, Sequence[int]]) -> None:
+            self._index_store.fetch(index.entries(blocks))
+
+        held_out = await self._store_call(hold_out, job.mix, job.batch, views, job.evaluation.tokens, fetch)
+        self._worlds.stream = Stream(job.mix, job.batch, views, held_out=held_out, fetch=fetch)
 
     # --- plans, checkpoints, end ------------------------------------------------------------------
 

@@ -50,8 +50,8 @@ class HookedExecutor(InTurn):
 class Lead:
     """One coordinator's state and driver; the test sends what members would send."""
 
-    def __init__(self, job: JobConfig, author: str) -> None:
-        self.job, self.store = job, store_of(job)
+    def __init__(self, job: JobConfig, author: str, store: Store | None = None) -> None:
+        self.job, self.store = job, store or store_of(job)
         self.state = JobState(job, build("coordinator"), None, lambda: 0.0)
         self.state.store_executor = self.executor = HookedExecutor()
         self.driver = Driver(self.state, self.store, place_step, author)
@@ -107,8 +107,8 @@ class Lead:
 
 
 @asynccontextmanager
-async def leading(job: JobConfig, author: str = "one") -> AsyncIterator[Lead]:
-    lead = Lead(job, author)
+async def leading(job: JobConfig, author: str = "one", store: Store | None = None) -> AsyncIterator[Lead]:
+    lead = Lead(job, author, store)
     try:
         yield lead
     finally:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from coxswain.config import BatchConfig, MixConfig
 from coxswain.errors import Refused
 from coxswain.membership.draw import LongSequences
-from coxswain.membership.order import PassOrder, SourceView
+from coxswain.membership.order import Fetch, PassOrder, SourceView, fetch_nothing
 from coxswain.membership.values import Sequence
 
 EVALUATION_PASS = -1
@@ -33,24 +33,29 @@ class HeldOut:
 NOTHING = HeldOut()
 
 
-def hold_out(mix: MixConfig, batch: BatchConfig, views: Mapping[str, SourceView], tokens: int) -> HeldOut:
+def hold_out(
+    mix: MixConfig, batch: BatchConfig, views: Mapping[str, SourceView], tokens: int, fetch: Fetch = fetch_nothing
+) -> HeldOut:
     """Chooses `tokens` tokens, in equal parts from all sources; 0: none.
 
     Raises Refused when that takes more than half of a source's documents. Reads lengths of blocks: it may block.
     """
     names = sorted(s.name for s in mix.sources) if tokens else []
     shares = [tokens * (n + 1) // len(names) - tokens * n // len(names) for n in range(len(names))]
+    orders = {name: PassOrder(mix.seed, views[name], EVALUATION_PASS) for name in names}
+    if names:
+        fetch({name: order.to_fetch(0) for name, order in orders.items()})
     found = [
         sequence
         for name, share in zip(names, shares, strict=True)
-        for sequence in _of_source(mix, views[name], share, batch.max_sequence_tokens)
+        for sequence in _of_source(mix, views[name], orders[name], share, batch.max_sequence_tokens)
     ]
     return HeldOut(tuple(found), {n: frozenset(s.index for s in found if s.source == n) for n in names})
 
 
-def _of_source(mix: MixConfig, view: SourceView, tokens: int, longest: int) -> Iterator[Sequence]:
+def _of_source(mix: MixConfig, view: SourceView, order: PassOrder, tokens: int, longest: int) -> Iterator[Sequence]:
     """Sequences of `tokens` tokens in all. The last one is cut: a long document does not make evaluations longer."""
-    order, most = PassOrder(mix.seed, view, EVALUATION_PASS), view.samples // 2
+    most = view.samples // 2
     n = held = 0
     while tokens > 0:
         if n >= view.samples or held >= most:

@@ -7,7 +7,7 @@ stream still come from different objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,15 @@ WINDOW = 8
 """Blocks that are shuffled together. A change needs a new VERSION: it changes the stream."""
 
 _BATCH = 1024  # draws that are computed together; the result does not depend on it
+_WINDOWS_AHEAD = 8  # that are fetched together at most, where blocks have few samples
+
+
+Fetch = Callable[[Mapping[str, Sequence[int]]], None]
+"""Reads the lengths of these blocks, by source, side by side: they are asked for next. What it leaves out is read then."""
+
+
+def fetch_nothing(blocks: Mapping[str, Sequence[int]]) -> None:
+    """Of views whose lengths are at hand."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class PassOrder:
         self._blocks = Permutation(len(blocks), key_of(*self._name, "blocks"))(blocks)
         self._before = np.append(0, np.cumsum(view.counts[self._blocks]))
         self._batch: tuple[int, list[tuple[int, int]]] = 0, []  # its first draw, and each (index, length)
+        self._fetched = range(0)  # draws whose blocks `to_fetch` has named
 
     def at(self, n: int) -> tuple[int, int]:
         """Returns the n-th draw: (the sample's index in the source, its token count)."""
@@ -57,9 +67,23 @@ class PassOrder:
             self._batch = first, found = n, list(map(tuple, self._draw(n).tolist()))
         return found[n - first]
 
+    def to_fetch(self, n: int) -> list[int]:
+        """The blocks of n's window and, where these have few samples, of the next windows. Empty: the last call named them."""
+        if n in self._fetched:
+            return []
+        window, windows = self._window(n), -(-len(self._blocks) // WINDOW)
+        enough = self._window(min(n + _BATCH, int(self._before[-1])) - 1) + 1
+        stop = min(enough, window + _WINDOWS_AHEAD, windows)
+        blocks = slice(window * WINDOW, min(stop * WINDOW, len(self._blocks)))
+        self._fetched = range(int(self._before[blocks.start]), int(self._before[blocks.stop]))
+        return [int(b) for b in self._blocks[blocks] if self._view.counts[b]]
+
+    def _window(self, n: int) -> int:
+        return int(np.searchsorted(self._before, n, side="right") - 1) // WINDOW
+
     def _draw(self, n: int) -> NDArray[np.int64]:
         """Returns (index, length) of draws n, n + 1, ... to the end of n's window, at most `_BATCH`."""
-        window = int(np.searchsorted(self._before, n, side="right") - 1) // WINDOW
+        window = self._window(n)
         edges = self._before[window * WINDOW : (window + 1) * WINDOW + 1] - self._before[window * WINDOW]
         offset = n - int(self._before[window * WINDOW])
         positions = np.arange(offset, min(offset + _BATCH, int(edges[-1])), dtype=np.int64)

@@ -7,7 +7,8 @@ Membership depends on no rank, loader, layout, speed or failure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from coxswain.errors import Refused
 from coxswain.membership.draw import draw
 from coxswain.membership.held_out import NOTHING, HeldOut
 from coxswain.membership.mix_record import mix_under
-from coxswain.membership.order import PassOrder, SourceView
+from coxswain.membership.order import Fetch, PassOrder, SourceView, fetch_nothing
 from coxswain.membership.phases import active, begun, with_data
 from coxswain.membership.values import Cursor, Membership, MixRecord, Sequence, SourceCursor
 
@@ -39,6 +40,7 @@ class Stream:
     views: Mapping[str, SourceView]
     number: int = 0
     held_out: HeldOut = NOTHING
+    fetch: Fetch = fetch_nothing
     _orders: dict[tuple[str, int], PassOrder] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +68,20 @@ class Stream:
 
     def under(self, record: MixRecord) -> Stream:
         """Returns the same stream under a mix record."""
-        return Stream(mix_under(self.mix, record), self.batch, self.views, record.number, self.held_out, self._orders)
+        return dataclasses.replace(self, mix=mix_under(self.mix, record), number=record.number)
+
+    def at(self, source: str, epoch: int, n: int) -> tuple[int, int]:
+        """Returns (index, length) of the n-th draw of (source, pass)."""
+        order = self.order(source, epoch)
+        if blocks := order.to_fetch(n):
+            self.fetch({source: blocks})
+        return order.at(n)
+
+    def fetch_next(self, cursors: Iterable[SourceCursor]) -> None:
+        """Fetches what these sources draw from next: of all together, for a new coordinator has nothing of any."""
+        blocks = {c.name: self.order(c.name, c.epoch).to_fetch(c.drawn) for c in cursors}
+        if any(blocks.values()):
+            self.fetch(blocks)
 
     def order(self, source: str, epoch: int) -> PassOrder:
         """Returns the draws of (source, pass); only the latest pass of each source stays cached."""
@@ -98,6 +113,7 @@ class _Draws:
         weights = active(self._stream.mix, cursor.phase, cursor.sources)
         self._active, self._weights = list(weights), list(weights.values())
         self._tokens = [self._cursors[name].tokens for name in self._active]
+        self._stream.fetch_next(self._cursors[name] for name in self._active)
 
     @property
     def ended(self) -> bool:
@@ -132,7 +148,7 @@ class _Draws:
             self._cursors[name],
             stream.views[name].samples,
             self._configs[name].max_passes,
-            lambda epoch, n: stream.order(name, epoch).at(n),
+            lambda epoch, n: stream.at(name, epoch, n),
             stream.batch.max_sequence_tokens,
             stream.mix.long_sequences,
             stream.held_out.of(name),

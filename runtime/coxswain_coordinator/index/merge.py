@@ -18,6 +18,7 @@ from coxswain.index import BlockEntry, check_labels, fingerprint
 from coxswain.membership.order import SourceView
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed, SourceReport
+from coxswain_coordinator.index.store import AT_ONCE
 
 _UNEVEN = 1.1
 _FINEST = 4  # shares that a loader gets of a mix of one source
@@ -92,6 +93,10 @@ class Index:
         """`source=fingerprint,...`: names the source that has changed."""
         return ",".join(f"{s.name}={s.fingerprint[7:23]}" for s in self.sources)
 
+    def entries(self, blocks: Mapping[str, Sequence[int]]) -> list[BlockEntry]:
+        """These blocks, by source and number."""
+        return [s.blocks[number] for s in self.sources for number in blocks.get(s.name, ())]
+
     def views(self, lengths: Lengths) -> dict[str, SourceView]:
         return {s.name: _view(s, lengths) for s in self.sources}
 
@@ -155,14 +160,13 @@ def _bounded(config: SourceConfig, rejected: int) -> None:
 def source_reports(mix: MixConfig, index: Index, lengths: Lengths) -> tuple[SourceReport, ...]:
     """What the operator writes to the DataSources' status. `lengths` is called from several threads."""
     by_name = {s.name: s for s in mix.sources}
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         return tuple(_report(by_name[s.name], s, partial(pool.map, lengths)) for s in index.sources)
 
 
 _SAMPLED_BLOCKS = 64  # percentiles of large sources come from at most this many evenly spaced blocks,
 _SAMPLED_DOCUMENTS = 1 << 20  # and from fewer that have so many documents: of default row groups one has as many
 _LEAST_BLOCKS = 4
-_AT_ONCE = 16  # index objects that are read side by side: a job of 300 sources starts when all are read
 
 
 def _report(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +13,9 @@ from coxswain.index import TORN, BlockEntry, decode, object_key
 from coxswain.lru_cache import LRUCache
 from coxswain_link.spool import Spool
 from coxswain_link.store import Store
+
+AT_ONCE = 16
+"""Index objects that are read side by side: a job of 300 sources has 2,400 in use from its first plan on."""
 
 _FILES = 1 / 2  # of those that the process may open
 
@@ -24,7 +30,21 @@ class IndexStore:
         )
 
     def lengths(self, block: BlockEntry) -> NDArray[np.uint32]:
-        return self._kept.get(block.key, lambda: self._spool.hold_array(self.read(block)))
+        return self._kept.get(block.key, lambda: self._hold(block))
+
+    def fetch(self, blocks: Iterable[BlockEntry]) -> None:
+        """Reads side by side what is not kept, while there is room: the rest is read when it is asked for."""
+        wanted = list({b.key: b for b in blocks if b.key not in self._kept}.values())
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for start in range(0, len(wanted), AT_ONCE):
+                if not self._kept.has_room:
+                    return
+                some = wanted[start : start + AT_ONCE]
+                for block, lengths in zip(some, pool.map(self._hold, some), strict=True):
+                    self._kept.get(block.key, lambda lengths=lengths: lengths)  # type: ignore[misc]
+
+    def _hold(self, block: BlockEntry) -> NDArray[np.uint32]:
+        return self._spool.hold_array(self.read(block))
 
     def read(self, block: BlockEntry) -> NDArray[np.uint32]:
         """Keeps nothing. Thread-safe."""

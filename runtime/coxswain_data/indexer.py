@@ -13,26 +13,26 @@ from coxswain.index import TORN, BlockEntry, BlockIndex, block_key, check_labels
 from coxswain.planlog import LoaderShare
 from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed
 from coxswain_data.formats.base import Block
+from coxswain_data.index_record import AT_ONCE, Counted, ShareRecord, StoredIndexes
 from coxswain_data.source import Source
 from coxswain_data.tokenizer import ForeignToken, Tokenizer, token_ids
 from coxswain_link.store import CorruptObject, NotFound, Store
 
 _NAMED_PLACES = 3
-_AT_ONCE = 16  # index objects that are read side by side
 
 
-def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: LoaderShare) -> Indexed:
+def index_share(
+    source: Source, tokenizer: Tokenizer, store: Store, share: LoaderShare, stored: StoredIndexes | None = None
+) -> Indexed:
     """Indexes every `share.shares`-th block; reuses what the store has under the same key.
 
-    Raises Refused: TooManyRejected, SourceEmpty, and the source's own.
+    Raises Refused: TooManyRejected, SourceEmpty, and the source's own. `stored`: lists that other shares need, too.
     """
-    mine = source.blocks(share.share, share.shares)
-    indexed: list[BlockEntry] = []
-    rejects = _Rejects(source)
-    for keyed, found in _looked_up(source, tokenizer, store, mine):
-        index = found or _new_index(source, tokenizer, store, keyed)
-        rejects.add(keyed, index)
-        indexed.append(counted(keyed, index))
+    named = [_with_key(source, tokenizer, entry) for entry in source.blocks(share.share, share.shares)]
+    record = ShareRecord(stored or StoredIndexes(store), named)
+    _count(source, tokenizer, store, named, record)
+    record.save()
+    indexed = tuple(record.blocks())
     if share.shares == 1 and not any(b.samples for b in indexed):
         raise Refused(
             "SourceEmpty",
@@ -41,26 +41,44 @@ def index_share(source: Source, tokenizer: Tokenizer, store: Store, share: Loade
         )
     if share.shares == 1:
         check_labels(source.config.name, indexed)
-    return Indexed(share=share, blocks=tuple(indexed), tokenizer=tokenizer.hash, vocabulary=tokenizer.vocabulary)
+    return Indexed(share=share, blocks=indexed, tokenizer=tokenizer.hash, vocabulary=tokenizer.vocabulary)
+
+
+def _count(
+    source: Source, tokenizer: Tokenizer, store: Store, named: Sequence[BlockEntry], record: ShareRecord
+) -> None:
+    """Adds to the record what it lacks, from the index of each block. Raises Refused (TooManyRejected)."""
+    if record.rejected > source.config.max_rejected:
+        record.forget()
+    rejects = _Rejects(source, record.rejected)
+    missing = [entry for entry in named if entry.key not in record]
+    for entry, (keyed, found) in zip(missing, _looked_up(source, tokenizer, store, missing), strict=True):
+        index, size = found or _new_index(source, tokenizer, store, keyed)
+        rejects.add(keyed, index)
+        record.add(entry.key, counted(keyed, index, size))
+
+
+_Stored = tuple[BlockIndex, int]
+"""The index of a block, and the bytes of its object."""
 
 
 def _looked_up(
     source: Source, tokenizer: Tokenizer, store: Store, blocks: Sequence[BlockEntry]
-) -> Iterator[tuple[BlockEntry, BlockIndex | None]]:
-    """Each block with its key, and its index if the store has it. Read side by side: every restart of a job reads them all."""
+) -> Iterator[tuple[BlockEntry, _Stored | None]]:
+    """Each block with its key, and its index if the store has it. Read side by side: there may be millions."""
 
-    def look_up(entry: BlockEntry) -> tuple[BlockEntry, BlockIndex | None]:
+    def look_up(entry: BlockEntry) -> tuple[BlockEntry, _Stored | None]:
         keyed = _keyed(source, tokenizer, store, entry)
         return keyed, _stored(store, keyed)
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for start in range(0, len(blocks), _AT_ONCE):
-            yield from pool.map(look_up, blocks[start : start + _AT_ONCE])
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for start in range(0, len(blocks), AT_ONCE):
+            yield from pool.map(look_up, blocks[start : start + AT_ONCE])
 
 
-def _keyed(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockEntry:
+def _keyed(source: Source, tokenizer: Tokenizer, store: Store, now: BlockEntry) -> BlockEntry:
     """With its key. What an earlier release indexed keeps the key of then: its runs go on."""
-    now, old = _with_key(source, tokenizer, entry), source.as_before(entry)
+    old = source.as_before(now)
     if old is None or store.exists(object_key(now.key)):
         return now
     before = _with_key(source, tokenizer, old)
@@ -80,21 +98,23 @@ def messages(indexed: Indexed, most: int = BLOCKS_IN_MESSAGE) -> list[Indexed]:
 
 def block_index(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockIndex:
     """From the store, or built and stored."""
-    return _stored(store, entry) or _new_index(source, tokenizer, store, entry)
+    return (_stored(store, entry) or _new_index(source, tokenizer, store, entry))[0]
 
 
-def _stored(store: Store, entry: BlockEntry) -> BlockIndex | None:
+def _stored(store: Store, entry: BlockEntry) -> _Stored | None:
     """None: it is to be built, also where the object is torn or foreign. Thread-safe."""
     try:
-        return decode(store.get(object_key(entry.key)))
+        data = store.get(object_key(entry.key))
+        return decode(data), len(data)
     except (NotFound, CorruptObject, *TORN):
         return None
 
 
-def _new_index(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockIndex:
+def _new_index(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> _Stored:
     index = _built(source, tokenizer, entry)
-    store.put(object_key(entry.key), encode(index))
-    return index
+    data = encode(index)
+    store.put(object_key(entry.key), data)
+    return index, len(data)
 
 
 def _built(source: Source, tokenizer: Tokenizer, entry: BlockEntry) -> BlockIndex:
@@ -122,17 +142,16 @@ def build(block: Block, tokenizer: Tokenizer) -> BlockIndex:
     return BlockIndex(np.array(at, np.int64), np.array(lengths, np.uint32), np.array(rejected, np.int64))
 
 
-def counted(entry: BlockEntry, index: BlockIndex) -> BlockEntry:
-    return replace(
-        entry, samples=len(index.at), rejected=len(index.rejected), tokens=int(index.lengths.sum(dtype=np.int64))
-    )
+def counted(entry: BlockEntry, index: BlockIndex, size: int) -> Counted:
+    tokens = int(index.lengths.sum(dtype=np.int64))
+    return Counted(entry.key, entry.etag, len(index.at), len(index.rejected), tokens, size)
 
 
 class _Rejects:
     """Counts the samples that do not decode, and refuses the source beyond its limit."""
 
-    def __init__(self, source: Source) -> None:
-        self._source, self._count = source, 0
+    def __init__(self, source: Source, known: int) -> None:
+        self._source, self._count = source, known
         self._places: list[str] = []
 
     def add(self, entry: BlockEntry, index: BlockIndex) -> None:

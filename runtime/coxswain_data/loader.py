@@ -22,6 +22,7 @@ from coxswain.index import BlockEntry
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Fault, Indexed, Register, Registered, Shares, SourceBlocks, World
 from coxswain_data.block_map import all_blocks
+from coxswain_data.index_record import StoredIndexes
 from coxswain_data.indexer import index_share, messages
 from coxswain_data.open_sources import OpenSources
 from coxswain_data.samples import Samples
@@ -101,24 +102,25 @@ class Loader:
     def _announce_shares(self) -> bool:
         """Indexes and sends the assigned shares; False while none are assigned."""
         owned = self._coordinator.get("/v1/shares", Shares, loader=self._name, wait=_POLL)
+        stored = StoredIndexes(self._store)
         for share in owned.shares if owned else ():
-            self._announce(share)
+            self._announce(share, stored)
         return owned is not None
 
-    def _announce(self, share: LoaderShare) -> None:
+    def _announce(self, share: LoaderShare, stored: StoredIndexes) -> None:
         """Sends the index of a share, unless the coordinator has the source's whole index."""
         if self._coordinator.get("/v1/blocks", SourceBlocks, source=share.source, wait=0) is not None:
             return
         if share not in self._indexed:
-            self._indexed[share] = self._index(share)
+            self._indexed[share] = self._index(share, stored)
         for part in messages(self._indexed[share]):
             self._coordinator.post("/v1/indexed", part)
 
-    def _index(self, share: LoaderShare) -> Indexed:
+    def _index(self, share: LoaderShare, stored: StoredIndexes) -> Indexed:
         began = time.monotonic()
         try:
             source, tokenizer = self._open_sources.source(share.source), self._open_sources.tokenizer(share.source)
-            indexed = index_share(source, tokenizer, self._store, share)
+            indexed = index_share(source, tokenizer, self._store, share, stored)
         except Refused as error:
             self._coordinator.post("/v1/indexed", Indexed(share, (), fault=Fault(error.reason, error.message)))
             raise

@@ -29,6 +29,7 @@ from coxswain.wire import Indexed
 from coxswain_coordinator.index.merge import merge
 from coxswain_data import indexer
 from coxswain_data.formats.object_reader import Sizes
+from coxswain_data.index_record import BLOCKS, Counted, ShareRecord, StoredIndexes
 from coxswain_data.local import LocalData, materialise
 from coxswain_data.source import Source, open_source
 from coxswain_data.tokenizer import BytesTokenizer, token_ids
@@ -61,13 +62,39 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
-def indexed(folder: Path, store: Store, share: int = 0, shares: int = 1, **fields: object) -> Indexed:
+def indexed(
+    folder: Path, store: Store, share: int = 0, shares: int = 1, stored: StoredIndexes | None = None, **fields: object
+) -> Indexed:
     return indexer.index_share(
         open_source(config(folder, **fields), sizes=SIZES),
         BytesTokenizer(),
         store,
         LoaderShare("l", "mine", share, shares),
+        stored,
     )
+
+
+@pytest.fixture
+def requests(monkeypatch) -> list[tuple[str, str]]:
+    """Every get and list of a store."""
+    seen: list[tuple[str, str]] = []
+
+    def watch(kind: str) -> None:
+        real = getattr(Store, kind)
+        monkeypatch.setattr(Store, kind, lambda self, key="": seen.append((kind, key)) or real(self, key))
+
+    watch("get")
+    watch("list")
+    return seen
+
+
+def records(store: Store) -> list[str]:
+    return [info.path for info in store.list("index/shares/")]
+
+
+def forget_records(store: Store) -> None:
+    for path in records(store):
+        store.delete(path)
 
 
 def write_lines(folder: Path, *lines: bytes) -> Path:
@@ -99,12 +126,13 @@ def test_a_second_job_over_the_same_data_reads_none_of_it(corpus, store, monkeyp
 
 
 def test_indexes_that_are_there_are_read_side_by_side(corpus, store, monkeypatch):
-    """One after another, those of a large source would hold up each restart of its job for hours."""
+    """One after another, those of a large source would hold up a start with another number of loaders for hours."""
     first, others, get = indexed(corpus, store), threading.Barrier(8, timeout=20), Store.get
+    forget_records(store)
     calls = count()
 
     def together(self: Store, key: str) -> bytes:
-        if next(calls) < others.parties:
+        if key.endswith(".npz") and next(calls) < others.parties:
             others.wait()
         return get(self, key)
 
@@ -113,13 +141,67 @@ def test_indexes_that_are_there_are_read_side_by_side(corpus, store, monkeypatch
     assert indexed(corpus, store) == first
 
 
-def test_a_torn_index_object_is_built_again(corpus, store):
+def test_a_restart_reads_a_record_of_each_share_and_no_index(corpus, store, requests):
+    """An index a block would be millions of requests at each restart of a job over millions of files."""
+    first = [indexed(corpus, store, share, 2) for share in range(2)]
+    requests.clear()
+    stored = StoredIndexes(store)
+    assert [indexed(corpus, store, share, 2, stored) for share in range(2)] == first
+    assert sorted(key for kind, key in requests if kind == "get" and "/files" not in key) == records(store)
+    folders = [key for kind, key in requests if kind == "list" and "/files" not in key]
+    assert len(folders) == len(set(folders)) <= 256
+
+
+@pytest.mark.parametrize("left", [None, 0, 50, 400])
+def test_a_restart_builds_an_index_again_that_is_lost_or_torn(corpus, store, left):
     first = indexed(corpus, store)
     key = object_key(first.blocks[1].key)
     whole = store.get(key)
-    store.put(key, whole[: len(whole) // 2])
+    store.delete(key) if left is None else store.put(key, whole[:left])
     assert indexed(corpus, store) == first
-    assert len(decode(store.get(key)).at) == first.blocks[1].samples
+    assert store.get(key) == whole
+
+
+@pytest.mark.parametrize("content", [b"", b"[", b"[]", b'[["key","e",1,0,1,1]]', b"\xff"])
+def test_a_record_that_is_torn_counts_for_nothing(corpus, store, content):
+    first = indexed(corpus, store)
+    (record,) = records(store)
+    whole = store.get(record)
+    store.put(record, content)
+    assert indexed(corpus, store) == first
+    assert store.get(record) == whole
+
+
+def test_samples_that_do_not_decode_are_named_also_where_they_are_recorded(tmp_path, store):
+    folder = write_lines(tmp_path / "c", b'{"text": "one"}', b"no json", b'{"text": null}')
+    indexed(folder, store, max_rejected=2)
+    with pytest.raises(Refused, match=r"2 samples .* 1 are allowed; the first: .*a\.jsonl at byte 16; .*at byte 24"):
+        indexed(folder, store, max_rejected=1)
+
+
+def test_rejects_that_are_recorded_count_beside_those_of_a_block_that_is_indexed_again(corpus, store):
+    (corpus / "0.jsonl").write_bytes(b"no json\n" + (corpus / "0.jsonl").read_bytes())
+    (corpus / "2.jsonl").write_bytes(b"no json\n" + (corpus / "2.jsonl").read_bytes())
+    first = indexed(corpus, store, max_rejected=2)
+    store.delete(object_key(first.blocks[0].key))
+    assert indexed(corpus, store, max_rejected=2) == first
+    store.delete(object_key(first.blocks[0].key))
+    with pytest.raises(Refused, match=r"2 samples .* 1 are allowed; the first: .*0\.jsonl at byte 0"):
+        indexed(corpus, store, max_rejected=1)
+
+
+@pytest.mark.slow
+def test_a_large_share_is_recorded_in_several_objects(store):
+    """Two and a half records of blocks."""
+    named = [BlockEntry(f"{n}", 0, 0, 1, 1, "e", key=f"{n:064x}") for n in range(BLOCKS * 5 // 2)]
+    record = ShareRecord(StoredIndexes(store), named)
+    for n, entry in enumerate(named):
+        record.add(entry.key, Counted(entry.key, "e", n, 0, n, 5))
+    record.save()
+    for entry in named[:: BLOCKS // 2]:
+        store.put(object_key(entry.key), b"12345")
+    again = ShareRecord(StoredIndexes(store), named)
+    assert (len(records(store)), [entry.key in again for entry in named[:: BLOCKS // 4]]) == (3, [True, False] * 5)
 
 
 def test_more_loaders_than_blocks_leave_some_without_work(tmp_path, store):
@@ -243,6 +325,7 @@ def test_an_index_that_does_not_fit_its_block_is_refused_and_nothing_of_it_is_se
 
 def test_an_index_that_is_damaged_where_it_is_stored_is_built_again(corpus, store, monkeypatch):
     first, damaged, get = indexed(corpus, store), set(), Store.get
+    forget_records(store)
 
     def broken(store: Store, key: str) -> bytes:
         if key.endswith(".npz") and key not in damaged:

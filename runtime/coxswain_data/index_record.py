@@ -1,0 +1,114 @@
+"""What the indexes of a share's blocks add up to, in few objects: a restart reads these and lists the indexes.
+
+A record is named by the keys of its blocks, so by content. It counts for a block as long as the index object that it is
+of is there with the size that it had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import chain
+
+import msgspec
+from msgspec.structs import replace
+
+from coxswain.index import BlockEntry, object_key
+from coxswain.structs import UNDECODABLE, prepare
+from coxswain_link.store import CorruptObject, NotFound, Store
+
+BLOCKS = 50_000  # of a record
+AT_ONCE = 16
+"""Requests for index objects that are made side by side."""
+
+
+class Counted(msgspec.Struct, frozen=True, array_like=True):
+    """What the index of a block adds up to, and the bytes of its object."""
+
+    key: str  # an earlier release may have given it, with another ETag of a file
+    etag: str
+    samples: int
+    rejected: int
+    tokens: int
+    size: int
+
+
+class StoredIndexes:
+    """Which index objects a store has, by a list of each of their folders that is asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._sizes: dict[str, dict[str, int]] = {}  # of objects, by folder
+
+    def holding(self, counted: Iterable[Counted]) -> Iterator[bool]:
+        """Of each, whether its object is there with its size."""
+        paths = [(object_key(c.key), c.size) for c in counted]
+        new = sorted({_folder(path) for path, _ in paths} - self._sizes.keys())
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            self._sizes.update(zip(new, pool.map(self._listed, new), strict=True))
+        return (self._sizes[_folder(path)].get(path) == size for path, size in paths)
+
+    def _listed(self, folder: str) -> dict[str, int]:
+        return {info.path: info.size for info in self.store.list(folder)}
+
+
+class ShareRecord:
+    """The blocks of a share, `named` by the keys that this release gives them, and what is known of each."""
+
+    def __init__(self, stored: StoredIndexes, named: Sequence[BlockEntry]) -> None:
+        self._store = stored.store
+        self._parts = [named[start : start + BLOCKS] for start in range(0, len(named), BLOCKS)]
+        self._known = {key: c for part in self._parts for key, c in _recorded(stored, part)}
+        self._new: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
+    @property
+    def rejected(self) -> int:
+        return sum(c.rejected for c in self._known.values())
+
+    def forget(self) -> None:
+        """For an error that names the places of what is rejected: these are in the indexes alone."""
+        self._known.clear()
+
+    def add(self, key: str, counted: Counted) -> None:
+        self._known[key] = counted
+        self._new.add(key)
+
+    def blocks(self) -> Iterator[BlockEntry]:
+        """All blocks, in order, each with the key of its index."""
+        for entry in chain.from_iterable(self._parts):
+            c = self._known[entry.key]
+            yield replace(entry, key=c.key, etag=c.etag, samples=c.samples, rejected=c.rejected, tokens=c.tokens)
+
+    def save(self) -> None:
+        """Keeps what the store has no record of, for the next start."""
+        for part in self._parts:
+            if any(entry.key in self._new for entry in part):
+                self._store.put(_record_key(part), msgspec.json.encode([self._known[entry.key] for entry in part]))
+
+
+def _recorded(stored: StoredIndexes, part: Sequence[BlockEntry]) -> Iterator[tuple[str, Counted]]:
+    """What is recorded of these blocks and holds. A torn record counts for nothing."""
+    counted: list[Counted] = []
+    with suppress(NotFound, CorruptObject, *UNDECODABLE):
+        counted = msgspec.json.decode(stored.store.get(_record_key(part)), type=list[Counted])
+    if len(counted) == len(part):
+        for entry, c, holds in zip(part, counted, stored.holding(counted), strict=True):
+            if holds:
+                yield entry.key, c
+
+
+def _record_key(part: Iterable[BlockEntry]) -> str:
+    keys = hashlib.sha256(msgspec.json.encode([entry.key for entry in part])).hexdigest()
+    return f"index/shares/{keys}.json"
+
+
+def _folder(path: str) -> str:
+    return path[: path.rindex("/") + 1]
+
+
+prepare(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from coxswain.exits import Exit
 from coxswain.names import ANNOTATION_RETRY
 from coxswain_cli.apply import NAMESPACE, Applied, has_trained
 from coxswain_cli.summary import has_ended, has_failed
+from coxswain_cli.workdir import as_argument
 from coxswain_operator.local import LocalCluster
 
 Manifest = dict[str, Any]
@@ -49,5 +49,5 @@ def nothing_to_do(job: Manifest, workdir: Path) -> str:
         return "this job has failed and nothing was changed: nothing is trained. --retry resumes it"
     return (
         "this job is complete: nothing is trained. To train further, raise spec.stop and repeat the command; for a new "
-        f"run, choose another --workdir than {shlex.quote(str(workdir))} and another checkpoint.uri"
+        f"run, choose another --workdir than {as_argument(workdir)} and another checkpoint.uri"
     )

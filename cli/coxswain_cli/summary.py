@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from coxswain.exits import Exit
 from coxswain.names import ANNOTATION_STOP_AT
 from coxswain_cli.kept_steps import kept_steps
 from coxswain_cli.progress import amount
-from coxswain_cli.workdir import all_steps, condition
+from coxswain_cli.workdir import all_steps, as_argument, condition
 from coxswain_operator.views import retry_requested
 
 Manifest = dict[str, Any]
@@ -56,7 +55,7 @@ def summary(job: Manifest, workdir: Path) -> Iterator[str]:
     for name in ("steps.jsonl", "events.jsonl", "logs"):
         if (workdir / name).exists():
             yield f"  {name:<12} {workdir / name}"
-    yield f"  report       cox report {shlex.quote(str(workdir))}"
+    yield f"  report       cox report {as_argument(workdir)}"
     if is_suspended(job) or has_failed(job):
         yield f"  to resume    {_to_resume(job)}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -31,6 +32,12 @@ _SCALE = "scale"  # file of a work directory: a request for another number of tr
 
 def default_workdir(job: str) -> Path:
     return RUNS / job
+
+
+def as_argument(workdir: Path) -> str:
+    """A work directory for a command to type: one whose name begins with a dash is no option."""
+    text = str(workdir)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def find_workdir(job_or_folder: str) -> Path:

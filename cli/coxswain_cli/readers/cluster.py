@@ -6,6 +6,7 @@ Why neither the coordinator's calls nor its page are asked: docs/design/report.m
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,10 +50,24 @@ class Place:
     def access(self) -> Access:
         return users_access(self.kubeconfig, self.context)
 
+    @property
+    def cluster_options(self) -> str:
+        """The options that name the cluster, for a command of `cox` or of kubectl to type: of the same names in both."""
+        options = {"--kubeconfig": str(self.kubeconfig or ""), "--context": self.context}
+        return "".join(f" {name} {shlex.quote(value)}" for name, value in options.items() if value)
+
+    def status_of(self, namespace: str) -> str:
+        """The command that lists what is in a namespace of this cluster."""
+        return f"`cox status{self.cluster_options} --namespace {shlex.quote(namespace)}`"
+
+
+NOWHERE = Place()
+
 
 class ClusterReader:
-    def __init__(self, access: Access, namespace: str, name: str) -> None:
-        self._access, self._namespace, self._name = access, namespace, name
+    def __init__(self, access: Access, namespace: str, name: str, place: Place = NOWHERE) -> None:
+        """`place`: as it was typed, for commands to type next."""
+        self._access, self._namespace, self._name, self._place = access, namespace, name, place
 
     @property
     def report_path(self) -> Path:
@@ -97,12 +112,7 @@ class ClusterReader:
         try:
             return await connection.call("GET", _JOBS.path(self._namespace, self._name))
         except NotFound as error:
-            if '" not found' not in str(error):
-                raise _unknown_kind() from error
-            message = f"namespace {self._namespace} has no TrainingJob {self._name}"
-            raise Refused(
-                "NoJob", f"{message}; `cox status --namespace {self._namespace}` lists what is there"
-            ) from error
+            raise _absent(error, self._place, self._namespace, self._name) from error
 
     async def _pods(self, connection: Connection, job: Manifest) -> list[Manifest]:
         selector = f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"
@@ -191,11 +201,17 @@ def _stored(uri: str, config: JobConfig | None) -> tuple[tuple[MixInForce, ...],
     return location.mixes(), read_steps(location.step_lines())
 
 
-def _unknown_kind() -> Refused:
-    message = (
-        "the API server knows no TrainingJobs; `cox crds | kubectl apply --server-side --filename -` installs them"
-    )
-    return Refused("NoKinds", message)
+def _absent(error: NotFound, place: Place, namespace: str, name: str) -> Refused:
+    """A job that is not there, or its kind."""
+    if '" not found' not in str(error):
+        return _unknown_kind(place)
+    way_out = f"{place.status_of(namespace)} lists what is there"
+    return Refused("NoJob", f"namespace {namespace} has no TrainingJob {name}; {way_out}")
+
+
+def _unknown_kind(place: Place) -> Refused:
+    command = f"cox crds | kubectl apply{place.cluster_options} --server-side --filename -"
+    return Refused("NoKinds", f"the API server knows no TrainingJobs; `{command}` installs them")
 
 
 def _asked(access: Access, question: Callable[[Connection], Awaitable[T]]) -> T:
@@ -214,7 +230,7 @@ def _asked(access: Access, question: Callable[[Connection], Awaitable[T]]) -> T:
 
 def cluster_reader(place: Place, job: str) -> ClusterReader:
     access = place.access()
-    return ClusterReader(access, place.namespace or access.namespace, job)
+    return ClusterReader(access, place.namespace or access.namespace, job, place)
 
 
 def jobs_of(place: Place) -> Iterator[Seen]:
@@ -225,7 +241,7 @@ def jobs_of(place: Place) -> Iterator[Seen]:
         try:
             return list((await connection.call("GET", _JOBS.path(place.namespace or access.namespace)))["items"])
         except NotFound as error:
-            raise _unknown_kind() from error
+            raise _unknown_kind(place) from error
 
     for job in _asked(access, ask):
         yield seen(job, [])
@@ -244,7 +260,7 @@ def scale(place: Place, job: str, trainers: int) -> str:
         try:
             await connection.send("PATCH", _JOBS.path(namespace, job, "scale"), wanted, MERGE)
         except NotFound as error:
-            raise Refused("NoJob", f"namespace {namespace} has no TrainingJob {job}: {error}") from error
+            raise _absent(error, place, namespace, job) from error
 
     _asked(access, ask)
     return f"{namespace}/{job} of {access.url}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import re
-import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from coxswain_cli.readers.values import Manifest, Progress, Seen, Write, reporte
 from coxswain_cli.reporting.model import RecordedRun
 from coxswain_cli.reporting.read import read_run
 from coxswain_cli.summary import has_ended, is_suspended
-from coxswain_cli.workdir import RUNS, Tail, condition, find_workdir, is_open, last_step
+from coxswain_cli.workdir import RUNS, Tail, as_argument, condition, find_workdir, is_open, last_step
 from coxswain_link.http_client import Client
 from coxswain_operator.children.job_token import mounted_name
 from coxswain_operator.local.objects import read_objects
@@ -78,7 +77,7 @@ class FolderReader:
 
     def _no_logs(self, member: str) -> Refused:
         what = f"log of {member}" if member else "logs"
-        pods = f"`cox status {shlex.quote(str(self._workdir))}` lists the pods"
+        pods = f"`cox status {as_argument(self._workdir)}` lists the pods"
         return Refused("NoLogs", f"{self._workdir}/logs holds no {what}; {pods}")
 
     def _logs(self, member: str) -> list[Path]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +11,7 @@ import typer
 from coxswain.errors import Refused
 from coxswain_cli.readers.choose import Context, Job, Kubeconfig, Namespace, reader_of, refusals
 from coxswain_cli.readers.values import JobReader
+from coxswain_cli.replacing import replacing
 from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.reporting.model import RecordedRun
 from coxswain_cli.reporting.page import page
@@ -43,14 +42,8 @@ def _write(target: Path, text: str) -> None:
     if not _is_plain(target):
         target.write_text(text, encoding="utf-8")
         return
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(target)) from error  # not the name beside it
+    with replacing(target) as file:
+        file.write(text.encode())
 
 
 def report_command(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -18,6 +17,7 @@ from coxswain.errors import Refused
 from coxswain.lines import end_of_lines, lines_from_end
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import StepLine
+from coxswain_cli.replacing import replacing
 from coxswain_cli.reporting.formatting import seconds_of
 from coxswain_cli.reporting.model import EVENTS, STEPS
 
@@ -77,9 +77,8 @@ def condition(job: Manifest, type_: str) -> Manifest:
 
 def request_trainers(workdir: Path, trainers: int) -> None:
     """For the `cox run` that holds the work directory."""
-    draft = workdir / f".{_SCALE}.{uuid.uuid4().hex}"  # another `cox scale` may be at the same place
-    draft.write_text(str(trainers))
-    draft.replace(workdir / _SCALE)
+    with replacing(workdir / _SCALE) as file:
+        file.write(str(trainers).encode())
 
 
 def taken_request(workdir: Path) -> int | None:

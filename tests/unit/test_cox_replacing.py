@@ -1,0 +1,83 @@
+"""A file that `cox` replaces: whole at any moment, and nothing beside it after a kill."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from coxswain_cli.replacing import replacing
+
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+from coxswain_cli.replacing import replacing
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+with replacing(Path(sys.argv[1])) as file:
+    file.write(b"new ")
+    file.flush()
+    os.kill(os.getpid(), int(sys.argv[2]))
+    file.write(b"page")
+"""
+
+
+def write_and_kill(target: Path, number: int) -> int:
+    return subprocess.run([sys.executable, "-c", WRITER, str(target), str(number)], timeout=60).returncode
+
+
+def write(target: Path, content: bytes) -> None:
+    with replacing(target) as file:
+        file.write(content)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    path = tmp_path / "report.html"
+    path.write_bytes(b"old page")
+    return path
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_the_middle_ends_the_process_behind_the_whole_file(target, number):
+    assert write_and_kill(target, number) == -number
+    assert files(target.parent) == {"report.html": b"new page"}
+
+
+def test_a_kill_leaves_the_old_file_whole_and_the_next_write_nothing_beside_the_new_one(target):
+    assert write_and_kill(target, signal.SIGKILL) == -signal.SIGKILL
+    assert target.read_bytes() == b"old page"
+    write(target, b"newer")
+    assert files(target.parent) == {"report.html": b"newer"}
+
+
+def test_an_error_in_the_middle_leaves_the_old_file_and_nothing_beside_it(target):
+    with pytest.raises(ValueError, match="no page"), replacing(target) as file:
+        file.write(b"new")
+        raise ValueError("no page")
+    assert files(target.parent) == {"report.html": b"old page"}
+
+
+@pytest.mark.timeout(30)
+def test_two_writes_at_a_time_each_give_a_whole_file(target):
+    with replacing(target) as file:
+        file.write(b"the first ")
+        file.flush()
+        second = threading.Thread(target=write, args=(target, b"the second"))
+        second.start()
+        file.write(b"page")
+    second.join()
+    assert files(target.parent) == {"report.html": b"the second"}
+
+
+def test_an_error_names_the_file_and_not_its_draft(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        write(tmp_path / "absent" / "report.html", b"page")
+    assert caught.value.filename == str(tmp_path / "absent" / "report.html")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from coxswain.structs import prepare
 
@@ -20,6 +23,14 @@ class BlockEntry(msgspec.Struct, frozen=True, order=True):
     rejected: int = 0  # samples that do not decode, hence are not in the index
     tokens: int = 0
     key: str = ""  # of its index object
+    shortest: int | UnsetType = UNSET  # tokens of its shortest sample; an earlier release has not said
+
+
+def shortest_of(blocks: Iterable[BlockEntry]) -> int:
+    """Tokens of the shortest sample of these blocks; 0: it is not known of all."""
+    found = [b.shortest for b in blocks if b.samples]
+    known = [length for length in found if length is not UNSET]
+    return min(known) if known and len(known) == len(found) else 0
 
 
 prepare(__name__)

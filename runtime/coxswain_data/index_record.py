@@ -32,6 +32,7 @@ class Counted(msgspec.Struct, frozen=True, array_like=True):
     samples: int
     rejected: int
     tokens: int
+    shortest: int
     size: int
 
 
@@ -82,7 +83,8 @@ class ShareRecord:
         """All blocks, in order, each with the key of its index."""
         for entry in chain.from_iterable(self._parts):
             c = self._known[entry.key]
-            yield replace(entry, key=c.key, etag=c.etag, samples=c.samples, rejected=c.rejected, tokens=c.tokens)
+            counts = {"samples": c.samples, "rejected": c.rejected, "tokens": c.tokens, "shortest": c.shortest}
+            yield replace(entry, key=c.key, etag=c.etag, **counts)
 
     def save(self) -> None:
         """Keeps what the store has no record of, for the next start."""

@@ -143,8 +143,8 @@ def build(block: Block, tokenizer: Tokenizer) -> BlockIndex:
 
 
 def counted(entry: BlockEntry, index: BlockIndex, size: int) -> Counted:
-    tokens = int(index.lengths.sum(dtype=np.int64))
-    return Counted(entry.key, entry.etag, len(index.at), len(index.rejected), tokens, size)
+    tokens, shortest = int(index.lengths.sum(dtype=np.int64)), int(index.lengths.min()) if index.lengths.size else 0
+    return Counted(entry.key, entry.etag, len(index.at), len(index.rejected), tokens, shortest, size)
 
 
 class _Rejects:

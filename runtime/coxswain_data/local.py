@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from coxswain.block import shortest_of
 from coxswain.config import MixConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
@@ -81,7 +82,7 @@ class LocalData:
     def _view(self, source: str) -> SourceView:
         blocks = self.blocks(source)
         counts = np.array([b.samples for b in blocks], dtype=np.int64)
-        return SourceView(source, counts, lambda nth: self._samples.lengths(source, blocks[nth]))
+        return SourceView(source, counts, lambda nth: self._samples.lengths(source, blocks[nth]), shortest_of(blocks))
 
 
 def materialise(data: LocalData, sequences: Seq[Sequence]) -> list[Tokens]:

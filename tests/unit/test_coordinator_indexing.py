@@ -6,12 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from coxswain.block import shortest_of
 from coxswain.config import MixConfig, PhaseConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
@@ -195,6 +197,17 @@ def test_the_report_of_a_source_counts_its_documents_and_tokens(tmp_path):
     lengths = np.concatenate([lengths_of("code", b) for b in range(BLOCKS)])
     assert (code.documents, code.tokens, code.max) == (BLOCKS * SAMPLES, lengths.sum(), lengths.max())
     assert code.p50 <= code.p90 <= code.p99 <= code.max
+
+
+EARLIER = b'{"path":"a","ordinal":0,"offset":0,"size":9,"object_size":9,"etag":"e","samples":2,"rejected":0,"tokens":9,"key":"k"}'
+
+
+def test_the_shortest_document_is_not_known_where_a_block_was_indexed_by_an_earlier_release():
+    old = msgspec.json.decode(EARLIER, type=BlockEntry)
+    new, empty = replace(old, ordinal=1, shortest=7), replace(old, ordinal=2, samples=0, shortest=0)
+    assert msgspec.json.encode(old) == EARLIER
+    known = [shortest_of(blocks) for blocks in ([old, new], [new, empty], [old], [])]
+    assert known == [0, 7, 0, 0]
 
 
 def sampled(tmp_path, blocks: int, documents: int, read: Callable[[BlockEntry], None]) -> SourceReport:

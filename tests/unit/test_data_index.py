@@ -162,7 +162,7 @@ def test_a_restart_builds_an_index_again_that_is_lost_or_torn(corpus, store, lef
     assert store.get(key) == whole
 
 
-@pytest.mark.parametrize("content", [b"", b"[", b"[]", b'[["key","e",1,0,1,1]]', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"[", b"[]", b'[["key","e",1,0,1,1,1]]', b"\xff"])
 def test_a_record_that_is_torn_counts_for_nothing(corpus, store, content):
     first = indexed(corpus, store)
     (record,) = records(store)
@@ -196,7 +196,7 @@ def test_a_large_share_is_recorded_in_several_objects(store):
     named = [BlockEntry(f"{n}", 0, 0, 1, 1, "e", key=f"{n:064x}") for n in range(BLOCKS * 5 // 2)]
     record = ShareRecord(StoredIndexes(store), named)
     for n, entry in enumerate(named):
-        record.add(entry.key, Counted(entry.key, "e", n, 0, n, 5))
+        record.add(entry.key, Counted(entry.key, "e", n, 0, n, 1, 5))
     record.save()
     for entry in named[:: BLOCKS // 2]:
         store.put(object_key(entry.key), b"12345")

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coxswain.errors import Refused
+from coxswain.membership.order import SourceView
 from coxswain.membership.stream import initial_cursor, largest_deficit
 from tests.unit.membership_fakes import random_view, steps, stream, view
 
@@ -116,6 +119,51 @@ def test_a_source_whose_last_samples_are_dropped_leaves_after_its_passes(passes)
 def test_a_source_of_which_everything_is_dropped_is_refused():
     s = stream([view("code", [[25, 30]])], [1], longest=10, policy="Drop")
     with pytest.raises(Refused, match="'code': none of its 2 samples has at most 10 tokens"):
+        steps(s, 1)
+
+
+def knowing_the_shortest(view: SourceView) -> SourceView:
+    return replace(view, shortest=min(int(view.lengths(b).min()) for b in range(len(view.counts)) if view.counts[b]))
+
+
+def outcome(views: list[SourceView], weights: list[int], passes: int) -> object:
+    """The steps, or the refusal."""
+    try:
+        return steps(stream(views, weights, tokens=20, longest=10, passes=passes, policy="Drop"), 4)
+    except Refused as refused:
+        return refused.message
+
+
+@pytest.mark.parametrize("passes", range(5))
+@pytest.mark.parametrize("lengths", [[25, 30], [25, 10, 30], [11]])
+def test_the_stream_is_the_same_where_the_shortest_document_is_known(passes, lengths):
+    views = [view("code", [lengths, lengths]), view("docs", [[5, 20]])]
+    assert outcome(list(map(knowing_the_shortest, views)), [1, 1], passes) == outcome(views, [1, 1], passes)
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2, 3])
+def test_a_source_that_is_known_to_be_dropped_whole_is_read_and_walked_over_by_none(passes):
+    """A walk over a billion documents would take hours, and read every index."""
+    unread = SourceView("code", np.full(10**6, 1000), lambda block: pytest.fail(f"reads block {block}"), shortest=11)
+    s = stream([unread, view("docs", [[5]])], [1, 1], longest=10, passes=passes, policy="Drop")
+    if passes in (1, 2):
+        assert {q.source for q in sequences(s)} == {"docs"}
+        return
+    with pytest.raises(Refused, match="'code': none of its 1000000000 samples has at most 10 tokens"):
+        steps(s, 1)
+
+
+def test_a_source_that_is_dropped_whole_is_refused_before_its_turn_comes():
+    views = [knowing_the_shortest(view("code", [[25]])), view("docs", [[5] * 100])]
+    with pytest.raises(Refused, match="'code': none of its 1 samples"):
+        steps(stream(views, [1, 10**6], longest=10, tokens=10, policy="Drop"), 1)
+
+
+def test_where_all_documents_that_fit_are_held_out_the_refusal_says_so():
+    s = stream([view("code", [[25] * 9 + [8]])], [1], longest=10, policy="Drop", held_out=5)
+    with pytest.raises(
+        Refused, match=r"none of its 10 samples that are not held out .* lower evaluation\.tokens, or use"
+    ):
         steps(s, 1)
 
 

@@ -23,12 +23,16 @@ def draw(
     longest: int,
     policy: LongSequences,
     held_out: Container[int] = (),
+    shortest: int = 0,
 ) -> tuple[Sequence | None, SourceCursor]:
     """Returns the source's next sequence and the cursor behind it. Samples that are `held_out` are passed over.
 
     The sequence is None when all that was left of the last pass is dropped or held out. Raises Refused
-    when the source has no sample that the policy lets through.
+    when the source has no sample that the policy lets through. `shortest`: tokens of its shortest sample, if known: then it
+    says so without a walk over all of them.
     """
+    if policy == "Drop" and shortest > longest:
+        return None, _without_any(cursor, samples, max_passes, longest)
     for _ in range(2 * samples + 1):  # from anywhere in a pass, this gets behind the whole next one
         if cursor.exhausted:
             return None, cursor
@@ -36,10 +40,28 @@ def draw(
         if index not in held_out and (policy != "Drop" or length <= longest):
             return _take(cursor, samples, max_passes, index, length, longest, policy)
         cursor = _next_sample(cursor, samples, max_passes)
-    raise Refused(
+    raise nothing_to_draw(cursor.name, samples, longest, bool(held_out))
+
+
+def _without_any(cursor: SourceCursor, samples: int, max_passes: int, longest: int) -> SourceCursor:
+    """Behind the source's last pass, where every sample is dropped; the walk over them finds the same."""
+    if cursor.exhausted:
+        return cursor
+    left = (max_passes - cursor.epoch) * samples - cursor.drawn
+    if not 0 < left <= 2 * samples:
+        raise nothing_to_draw(cursor.name, samples, longest)
+    drawn = cursor.total_samples + left
+    return replace(cursor, epoch=max_passes, drawn=0, total_samples=drawn, piece=0, piece_index=-1, exhausted=True)
+
+
+def nothing_to_draw(source: str, samples: int, longest: int, evaluated: bool = False) -> Refused:
+    """`evaluated`: some of its samples are held out, perhaps all that fit."""
+    which = "samples that are not held out" if evaluated else "samples"
+    fewer = "lower evaluation.tokens, " if evaluated else ""
+    return Refused(
         "NothingToDraw",
-        f"source {cursor.name!r}: none of its {samples} samples has at most {longest} tokens; allowed with longSequences: "
-        "Drop is a source with shorter samples. Raise batch.maxSequenceTokens, or use Split or Truncate",
+        f"source {source!r}: none of its {samples} {which} has at most {longest} tokens; allowed with longSequences: Drop is a "
+        f"source with shorter samples. Raise batch.maxSequenceTokens, {fewer}or use Split or Truncate",
     )
 
 

@@ -38,6 +38,7 @@ class SourceView:
     name: str  # in the mix
     counts: NDArray[np.int64]  # readable samples per block, in index order
     lengths: Callable[[int], NDArray[np.uint32]]  # token counts of the samples of the b-th block
+    shortest: int = 0  # token count of the shortest sample; 0: not known
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:

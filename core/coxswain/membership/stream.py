@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from coxswain.config import BatchConfig, MixConfig, SourceConfig
 from coxswain.errors import Refused
-from coxswain.membership.draw import draw
+from coxswain.membership.draw import draw, nothing_to_draw
 from coxswain.membership.held_out import NOTHING, HeldOut
 from coxswain.membership.mix_record import mix_under
 from coxswain.membership.order import Fetch, PassOrder, SourceView, fetch_nothing
@@ -113,7 +113,15 @@ class _Draws:
         weights = active(self._stream.mix, cursor.phase, cursor.sources)
         self._active, self._weights = list(weights), list(weights.values())
         self._tokens = [self._cursors[name].tokens for name in self._active]
+        self._check()
         self._stream.fetch_next(self._cursors[name] for name in self._active)
+
+    def _check(self) -> None:
+        """Refuses a source of which every document is dropped, in each of its endless passes, before its turn comes."""
+        stream, longest = self._stream, self._stream.batch.max_sequence_tokens
+        for name in self._active if stream.mix.long_sequences == "Drop" else ():
+            if stream.views[name].shortest > longest and not self._configs[name].max_passes:
+                raise nothing_to_draw(name, stream.views[name].samples, longest)
 
     @property
     def ended(self) -> bool:
@@ -152,6 +160,7 @@ class _Draws:
             stream.batch.max_sequence_tokens,
             stream.mix.long_sequences,
             stream.held_out.of(name),
+            stream.views[name].shortest,
         )
         self._cursors[name], self._tokens[place] = after, after.tokens
         if after.exhausted:

@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from coxswain.block import shortest_of
 from coxswain.config import MixConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry, check_labels, fingerprint
@@ -103,7 +104,7 @@ class Index:
 
 def _view(source: SourceIndex, lengths: Lengths) -> SourceView:
     counts = np.array([b.samples for b in source.blocks], dtype=np.int64)
-    return SourceView(source.name, counts, lambda b: lengths(source.blocks[b]))
+    return SourceView(source.name, counts, lambda b: lengths(source.blocks[b]), shortest_of(source.blocks))
 
 
 def merge(mix: MixConfig, parts: Iterable[Indexed]) -> Index:

@@ -169,7 +169,9 @@ def measured_change(world: ThreadWorld, job: Job, generation: int, source: LiveS
     return sum(x.nbytes for x in held) + peak_bytes(lambda: job.engine(world, generation).take_over(source))
 
 
-def test_the_predicted_peak_of_a_change_is_that_of_both_states_and_both_models_weights_and_what_stays_is_held_once() -> None:
+def test_the_predicted_peak_of_a_change_is_that_of_both_states_and_both_models_weights_and_what_stays_is_held_once() -> (
+    None
+):
     """Of one rank, which exchanges nothing, so that there are no windows, and whose state stays in its boxes."""
     model, _, _, dtype = SHAPES["mostly weights"]
     job, layout = Job(model, Stream((7,), training.VOCABULARY), dtype), numbered(layout_of([(1, model.layers)]))

@@ -128,6 +128,7 @@ def transfers(
     parts = [
         _column_moves(column, links, element, load)
         for name in range(len(need.names))
+        if not np.array_equal(mine[name], theirs[name])  # as of the layers that stay where they are
         for column in _columns(name, theirs[name], mine[name], links.node.size, None if stored else need.names)
     ]
     return Transfers(*_joined(parts, 7))
@@ -135,7 +136,7 @@ def transfers(
 
 def _by_name(boxes: Boxes) -> list[Ints]:
     """Rows (device, first, last, left, right) of each name."""
-    order = np.argsort(boxes.name)  # the order of equals does not matter: cells are sorted
+    order = np.argsort(boxes.name, kind="stable")  # so what stays as it is is equal
     table = np.stack([boxes.device, boxes.first, boxes.last, boxes.left, boxes.right])[:, order]
     return np.split(table, np.searchsorted(boxes.name[order], np.arange(1, len(boxes.names))), axis=1)
 

@@ -84,7 +84,7 @@ def stepped(world: ThreadWorld) -> tuple[Tensor, Tensor, Tensor, float]:
     engine = training.engine_of(world, torch.float64)  # type: ignore[arg-type]
     engine.initialise(training.SEED)
     masters, settled, ran, held = (
-        engine.optimizer.state["parameter"],
+        engine.optimizer.state.values("parameter")[0],
         list[Tensor](),
         iter([0.0, 1.0]),
         iter([0.0, 3.0]),

@@ -14,8 +14,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from coxswain.boxes import Box
 from coxswain.errors import Retryable
-from coxswain.layout import Layout
+from coxswain.layout import Device, Layout
 from coxswain.live import Held
 from coxswain_train.live.digests import content_of
 from tests.distributed import training
@@ -132,6 +133,48 @@ def test_weights_that_stay_in_their_box_stay_where_they_are() -> None:
     after = {d: {box: w.data_ptr() for box, w in (live.weights or {}).items()} for d, live in job.workers.items()}
     same = [(before[d][box], found[box]) for d, found in after.items() for box in found.keys() & before[d].keys()]
     assert same and all(old == new for old, new in same)
+
+
+def state_at(job: Job) -> dict[tuple[Device, str, Box], int]:
+    """Where each worker holds each box of its own shard and of its copy."""
+    cuts = {device: live.current for device, live in job.workers.items() if live.current is not None}
+    states = [(device, state) for device, cut in cuts.items() for state in (cut.own, cut.copy) if state is not None]
+    return {
+        (device, kind, box): values.data_ptr()
+        for device, state in states
+        for kind, boxes in state.boxes().items()
+        for box, values in boxes.items()
+    }
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["", "copies"])
+def test_state_that_stays_in_its_box_stays_where_it_is(copies: bool) -> None:
+    """A layer goes to the other stage. With copies each rank holds the shards of both stages, in other turns."""
+    job, (before, after) = job_of(copies=copies), map(numbered, MOVES["one replica"])
+    run_threads(2, begin, job, job.form(before), range(2))
+    old = state_at(job)
+    source, generation = job.source(after), job.form(after)
+    run_threads(2, go_on, job, generation, source, 2)
+    new = state_at(job)
+    same = new.keys() & old.keys()
+    assert same and all(old[each] == new[each] for each in same)
+    assert (new.keys() == old.keys()) is copies
+    assert len(set(new.values())) == len(new)
+
+
+def test_a_copy_that_the_source_does_not_name_gives_nothing_to_the_new_state() -> None:
+    """Its content is another one, as of a copy that is behind."""
+    job, (before, after) = job_of(copies=True), map(numbered, MOVES["one replica"])
+    run_threads(2, begin, job, job.form(before), range(2))
+    contents, source, generation = job.contents(), job.source(after), job.form(after)
+    for live in job.workers.values():
+        assert live.current is not None and live.current.copy is not None
+        live.current.copy.clear()
+    own = tuple(holder for holder in source.holders if not holder.copy)
+    run_threads(2, go_on, job, generation, replace(source, holders=own), 2)
+    assert job.contents() == contents
+    cuts = [job.cut(seat.device) for seat in after.ranks()]
+    assert all(c.copy and content_of(c.copy.boxes()) == content_of(cuts[c.ward or 0].own.boxes()) for c in cuts)
 
 
 FEWER = Stream(lengths=STREAM.lengths, vocabulary=training.VOCABULARY - 8)
@@ -349,9 +392,9 @@ def lie(job: Job, what: str) -> None:
     elif what == "ward":
         cut.ward = 1
     elif what == "content":
-        cut.own["exp_avg"][5] += 1
+        cut.own.part("exp_avg", 5, 6).add_(1)
     else:
-        cut.copy["exp_avg_sq"][-1] += 1
+        cut.copy.values("exp_avg_sq")[-1].view(-1)[-1] += 1
 
 
 @pytest.mark.parametrize(

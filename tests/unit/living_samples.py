@@ -17,7 +17,7 @@ def state_of(fill: float = 0.0) -> State:
     state = State()
     state.hold([Box("a", (0, 0), (2, 3))], torch.float32, CPU)
     for kind in KINDS:
-        state[kind].fill_(fill)
+        state.values(kind)[0].fill_(fill)
     return state
 
 

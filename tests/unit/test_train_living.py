@@ -94,7 +94,8 @@ def test_an_update_of_shard_and_copy_is_the_same_and_what_is_unreported_is_known
     found, done = live.current, live.unreported
     assert found is not None and found.copy is not None and done is not None
     for kind in KINDS:
-        assert torch.equal(found.own[kind], found.copy[kind]) and not torch.equal(found.own[kind], state_of(1.0)[kind])
+        (own,), (copy,), (before,) = (state.values(kind) for state in (found.own, found.copy, state_of(1.0)))
+        assert torch.equal(own, copy) and not torch.equal(own, before)
     assert (found.step, found.pending, found.agreed, found.whole, live.weights) == (9, None, STATS, True, None)
     assert (done.step, done.loss_sum, done.gradient_norm, done.learning_rate) == (8, 1.5, 2.5, 0.1)
 
@@ -107,7 +108,7 @@ def test_a_worker_whose_update_broke_off_holds_nothing() -> None:
     live.agreed(STATS)
     with pytest.raises(RuntimeError):
         live.update(OptimizerConfig(learning_rate=0.1), 0.1, ())
-    assert not torch.equal(live.own["parameter"], torch.ones(6))
+    assert not torch.equal(live.own.values("parameter")[0], torch.ones(2, 3))
     assert (live.held(0), live.choose(4)) == (None, None)
 
 
@@ -118,4 +119,4 @@ def test_a_gradient_that_is_not_finite_changes_nothing_of_what_is_held() -> None
     live.agreed(GlobalStats(7.0, float("nan")))
     with pytest.raises(Refused, match="gradient norm nan"):
         live.update(OptimizerConfig(learning_rate=0.1), 0.1, ())
-    assert live.held(0) == Held(0, 4, 1, 8, "Agreed") and torch.equal(live.own["parameter"], torch.ones(6))
+    assert live.held(0) == Held(0, 4, 1, 8, "Agreed") and torch.equal(live.own.values("parameter")[0], torch.ones(2, 3))

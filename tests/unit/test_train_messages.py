@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from coxswain.boxes import Box
+from coxswain.boxes import Box, full_box
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.moves import Move, Mover, Rectangles, bytes_of, copy_inside, rounds
+from coxswain_train.parallel.state import KINDS, State
 from tests.unit.living_samples import CPU
 
 
@@ -152,9 +153,24 @@ def test_copies_pass_all_of_unequal_shards_in_windows(window_bytes: int) -> None
     copies = Copies(post, 0, (1, 2, 0), (7, 10, 3), window_bytes)
     found = copies.exchange(mine)
     assert found is not None and torch.equal(found, ward)
-    assert torch.equal(torch.cat([tensor for ((_, tensor),) in post.sent]), mine)
-    assert {peer for ((peer, _),) in post.sent} == {2}
-    assert max(len(tensor) for ((_, tensor),) in post.sent) <= each and len(post.sent) == len(arrives)
+    sent = [message for messages in post.sent for message in messages]
+    assert torch.equal(torch.cat([tensor for _, tensor in sent]), mine)
+    assert {peer for peer, _ in sent} == {2}
+    assert max(len(tensor) for _, tensor in sent) <= each and len(post.sent) == len(arrives)
+
+
+def test_a_copy_is_filled_box_by_box_in_windows_of_at_most_so_many_bytes() -> None:
+    """Boxes of 2, 3 and 9 elements of 4 bytes: no message is cut but where a box is larger than a window."""
+    own, room = State(), State()
+    for state in (own, room):
+        state.hold([full_box(name, (size,)) for name, size in (("a", 2), ("b", 3), ("c", 9))], torch.float32, CPU)
+    wanted = {kind: torch.arange(14.0) + 100 * number for number, kind in enumerate(KINDS)}
+    cuts = [[(0, 2), (2, 5)], [(5, 11)], [(11, 14)]]
+    post = Post([[wanted[kind][a:b] for a, b in window] for kind in KINDS for window in cuts])
+    Copies(post, 0, (1, 2, 0), window=24).fill(own, room)
+    for kind in KINDS:
+        assert torch.equal(torch.cat(room.values(kind)), wanted[kind])
+    assert [[len(tensor) for _, tensor in messages] for messages in post.sent] == [[2, 3], [6], [3]] * 3
 
 
 def test_without_wards_nothing_is_sent_and_no_copy_is_there() -> None:

@@ -15,7 +15,10 @@ WINDOWS = 2 * (64 << 20)  # bytes on their way: of the two rounds under way, sen
 def change_peak(
     model: ModelConfig, specs: Sequence[ParameterSpec], before: Layout, after: Layout, element: int, copies: bool
 ) -> tuple[Device, int]:
-    """The device of the new layout that holds most, and its bytes: weights, optimizer state and copies of both layouts."""
+    """The device of the new layout that holds most, and its bytes: weights, optimizer state and copies of both layouts.
+
+    At most so many: state that stays in its boxes is held once, and counts twice here.
+    """
     old, new = (_held(model, specs, layout, element, copies) for layout in (before, after))
     sums = {device: size + old.get(device, 0) + WINDOWS for device, size in new.items()}
     return max(sums.items(), key=lambda item: item[1])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
+import torch
 from torch import Tensor
 
 from coxswain_train.model.ring import Exchange
@@ -32,16 +34,28 @@ class Copies:
         if not self.wards:
             return None
         into = mine.new_empty(self.sizes[self.wards[self.me]])
-        self._pass(mine, into)
+        self._pass([mine], [into])
         return into
 
     def fill(self, own: State, room: State) -> None:
         """Fills the copy with the ward's values."""
         for kind in KINDS:
-            self._pass(own[kind], room[kind])
+            self._pass(own.values(kind), room.values(kind))
 
-    def _pass(self, mine: Tensor, into: Tensor) -> None:
-        holder, each = self.wards.index(self.me), self.window // mine.element_size()
-        for start in range(0, max(len(mine), len(into)), each):
-            sent, received = mine[start : start + each], into[start : start + each]
-            self.everyone.start([(holder, sent)], [(self.wards[self.me], received)]).wait()
+    def _pass(self, mine: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        holder, ward = self.wards.index(self.me), self.wards[self.me]
+        none: list[Tensor] = []
+        for sent, received in zip_longest(self._windows(mine), self._windows(into), fillvalue=none):
+            self.everyone.start([(holder, part) for part in sent], [(ward, part) for part in received]).wait()
+
+    def _windows(self, values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """All elements in their order, in parts of at most `window` bytes together. Equal shapes are cut alike."""
+        found, room = list[Tensor](), self.window
+        for part in (p for each in values for p in torch.split(each.view(-1), self.window // each.element_size())):
+            if part.nbytes > room:
+                yield found
+                found, room = [], self.window
+            found.append(part)
+            room -= part.nbytes
+        if found:
+            yield found

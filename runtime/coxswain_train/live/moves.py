@@ -20,13 +20,13 @@ from coxswain.transfers import Transfers
 from coxswain_train.live.copies import WINDOW_BYTES
 from coxswain_train.live.digests import chained, digest_of
 from coxswain_train.model.ring import Exchange, Message, Pending
+from coxswain_train.parallel.state import Rooms
 
 IN_FLIGHT = 2
 """Rounds."""
 
 LARGE_BYTES = 256 << 10  # a message of its own costs less than packing so many
 _HEADER = 32  # bytes: four numbers
-Rooms = Mapping[Box, Sequence[Tensor]]  # the tensors of each box, one a kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ def rounds(
 
 
 def copy_inside(have: Rooms, need: Rooms) -> None:
-    """Fills what this rank needs and holds already."""
+    """Fills what this rank needs and holds already, where it is not the same memory."""
+    need = {box: tensors for box, tensors in need.items() if tensors[0] is not have.get(box, [None])[0]}
     pieces, _ = match(have, need)
     for piece in pieces:
         for source, target in zip(have[piece.have], need[piece.need], strict=True):

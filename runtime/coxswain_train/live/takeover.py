@@ -26,11 +26,11 @@ from coxswain.live import LiveSource
 from coxswain.transfers import Boxes, Links, Transfers, boxes_of, held_boxes, transfers
 from coxswain_train.live.claims import Claim, Content, check_claims, check_contents, check_moved
 from coxswain_train.live.copies import Copies
-from coxswain_train.live.digests import content_of
+from coxswain_train.live.digests import Known, content_of
 from coxswain_train.live.moves import Move, Mover, bytes_of, moves_of, rounds
 from coxswain_train.live.state import Cut, LiveState
 from coxswain_train.parallel.shards import Shards
-from coxswain_train.parallel.state import KINDS, State
+from coxswain_train.parallel.state import KINDS, Rooms, State
 
 log = logging.getLogger(__name__)
 Holdings = tuple[Holding, ...]  # of one rank
@@ -64,15 +64,15 @@ class Target:
         between = np.full(len(self.nodes), _FAR)
         return Links(np.asarray(self.nodes, dtype=np.int64), _NEAR, between)
 
-    def cut(self, step: int) -> Cut:
-        """Fresh room for the new shard and the copy."""
+    def cut(self, step: int, held: Rooms) -> Cut:
+        """The new shard and the copy: the tensors of boxes that are held, and fresh room for the others."""
         ward = self.copies.ward
-        copy = None if ward is None else self._room(ward)
-        return Cut(self.generation, self.rank, step, self._room(self.rank), ward, copy)
+        copy = None if ward is None else self._room(ward, held)
+        return Cut(self.generation, self.rank, step, self._room(self.rank, held), ward, copy)
 
-    def _room(self, rank: int) -> State:
+    def _room(self, rank: int, held: Rooms) -> State:
         room = State()
-        room.hold(self.shards.boxes(rank), self.dtype, self.device, make=torch.empty)
+        room.hold(self.shards.boxes(rank), self.dtype, self.device, make=torch.empty, there=held)
         return room
 
 
@@ -107,6 +107,7 @@ class TakeOver:
     def __init__(self, live: LiveState, world: Ranks, target: Target, source: LiveSource) -> None:
         self._live, self._world, self._target, self._source = live, world, target, source
         self.moved = Moved()
+        self._known: Known = {}  # contents of what is held: a box that stays has the same memory, which nothing changes meanwhile
 
     def run(self, old: Shards, update: Update) -> None:
         """`old`: of the source's layout. Raises Retryable, or RuntimeError at an abort; the living state then stays as it is."""
@@ -141,10 +142,10 @@ class TakeOver:
         have = {copy: state for copy in mine.values() if (state := states.get(copy)) is not None}
         total = check_contents(source, self._contents(_digest(found), have.get(False), have.get(True)))
         self.moved.ended("contents")
-        fresh = target.cut(source.step)
+        held_rooms = rooms_of(have.values())
+        fresh = target.cut(source.step, held_rooms)
         mover = Mover(target.copies.everyone, target.rank, target.generation, target.device)
-        old_rooms, rooms = rooms_of(have.values()), rooms_of([fresh.own, fresh.copy])
-        mover.run(self._rounds(found, self._element), old_rooms, rooms)
+        mover.run(self._rounds(found, self._element), held_rooms, rooms_of([fresh.own, fresh.copy]))
         self.moved.ended("moves")
         fresh.agreed = None if held is None else held.agreed
         if mover.faults:  # what has arrived is never offered, also where an abort ends the vote
@@ -206,7 +207,7 @@ class TakeOver:
         return boxes_of(names, owned + [(rank, shards.boxes(ward)) for rank, ward in enumerate(wards)])
 
     def _contents(self, moves: int, own: State | None, copy: State | None, fault: bool = False) -> list[Content]:
-        digests = [0 if state is None else content_of(state.boxes()) for state in (own, copy)]
+        digests = [0 if state is None else content_of(state.boxes(), self._known) for state in (own, copy)]
         return [
             Content.of(row) for row in self._world.scalars(Content(moves, digests[0], digests[1], int(fault)).row())
         ]
@@ -218,11 +219,7 @@ class TakeOver:
 
 def rooms_of(states: Iterable[State | None]) -> dict[Box, list[Tensor]]:
     """The tensors of each box, one a kind."""
-    rooms: dict[Box, list[Tensor]] = {}
-    for boxes in (boxes for state in states if state is not None for boxes in state.boxes().values()):
-        for box, values in boxes.items():
-            rooms.setdefault(box, []).append(values)
-    return rooms
+    return {box: tensors for state in states if state is not None for box, tensors in state.rooms().items()}
 
 
 def _digest(found: Transfers) -> int:

@@ -68,10 +68,6 @@ class Shards:
         """Elements by owner."""
         return [int(size) for size in self._sizes]
 
-    def decayed(self, owner: int) -> int:
-        """Elements at the beginning of the owner's buffer that are subject to weight decay."""
-        return sum(box.elements for box in self.boxes(owner) if len(box.shape) > 1)
-
     def holds(self, counting: bool) -> npt.NDArray[np.bool_]:
         """[group, cell]: whether ranks of the group hold the cell, and, with `counting`, send its gradient."""
         table = np.zeros((len(self.holdings), len(self.cells)), dtype=np.bool_)

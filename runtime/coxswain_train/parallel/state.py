@@ -5,7 +5,9 @@ It outlives process groups, worlds and models. A change of layout makes another 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -13,51 +15,69 @@ from torch import Tensor
 from coxswain.boxes import Box
 
 KINDS = ("parameter", "exp_avg", "exp_avg_sq")
+Rooms = Mapping[Box, Sequence[Tensor]]
+"""The tensors of each box, one a kind."""
 
 
 class State:
-    """One flat buffer for each kind, over the same boxes in the same order."""
+    """The same boxes in the same order for each kind. Each has memory of its own, so that another State can take it over."""
 
     def __init__(self) -> None:
         self._boxes: tuple[Box, ...] = ()
-        self._flat: dict[str, Tensor] = {}
+        self._starts: list[int] = [0]  # of each box among all elements, and their number
+        self._values: dict[str, dict[Box, Tensor]] = {}
 
     def hold(
         self, boxes: Sequence[Box], dtype: torch.dtype, device: torch.device, kinds: Sequence[str] = KINDS,
-        make: Callable[..., Tensor] = torch.zeros,
+        make: Callable[..., Tensor] = torch.zeros, there: Rooms | None = None,
     ) -> None:  # fmt: skip
         """Makes room for these boxes, with zeros. Keeps memory and values where they are the same ones already.
 
-        `make`: `torch.empty` where all values are filled.
+        `make`: `torch.empty` where all values are filled. `there`: tensors that become those of their box, with their values.
         """
         if self._is(tuple(boxes), tuple(kinds), dtype, device):
             return
-        self._flat = {}  # first: both do not fit at one time
-        size = sum(box.elements for box in boxes)
-        self._boxes = tuple(boxes)
-        self._flat = {kind: make(size, dtype=dtype, device=device) for kind in kinds}
+        self._values = {}  # first: both do not fit at one time
+        self._boxes, self._starts = tuple(boxes), list(accumulate((box.elements for box in boxes), initial=0))
+        for number, kind in enumerate(kinds):
+            self._values[kind] = {
+                box: there[box][number] if there and box in there else make(box.shape, dtype=dtype, device=device)
+                for box in boxes
+            }
 
     def _is(self, boxes: tuple[Box, ...], kinds: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> bool:
-        same = all((flat.dtype, flat.device) == (dtype, device) for flat in self._flat.values())
-        return same and boxes == self._boxes and kinds == tuple(self._flat)
+        every = (values for held in self._values.values() for values in held.values())
+        same = all((values.dtype, values.device) == (dtype, device) for values in every)
+        return same and boxes == self._boxes and kinds == tuple(self._values)
 
     @property
     def order(self) -> tuple[Box, ...]:
-        """Its boxes, in the order of the buffers."""
+        """Its boxes, in the order of what is packed."""
         return self._boxes
 
-    def __getitem__(self, kind: str) -> Tensor:
-        """All values of a kind, box after box."""
-        return self._flat[kind]
+    def values(self, kind: str) -> list[Tensor]:
+        """Of each box in order, in its shape."""
+        return list(self._values[kind].values())
+
+    def part(self, kind: str, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of all boxes one after the other; they are inside one box."""
+        place = bisect_right(self._starts, start) - 1
+        values = self._values[kind][self._boxes[place]].view(-1)
+        return values[start - self._starts[place] : stop - self._starts[place]]
 
     def boxes(self) -> dict[str, dict[Box, Tensor]]:
-        """By kind and box: views, to be filled, saved or sent."""
-        return {kind: dict(views(flat, self._boxes)) for kind, flat in self._flat.items()}
+        """By kind and box: the tensors themselves, to be filled, saved or sent."""
+        return {kind: dict(values) for kind, values in self._values.items()}
+
+    def rooms(self) -> dict[Box, list[Tensor]]:
+        """By box, one tensor a kind."""
+        return {box: [values[box] for values in self._values.values()] for box in self._boxes}
 
     def clear(self) -> None:
         """Sets every value to zero."""
-        for flat in self._flat.values():
-            flat.zero_()
+        for held in self._values.values():
+            for values in held.values():
+                values.zero_()
 
 
 def views(flat: Tensor, boxes: Sequence[Box]) -> list[tuple[Box, Tensor]]:

@@ -20,25 +20,25 @@ from coxswain.boxes import Box
 from coxswain.config import OptimizerConfig
 from coxswain.errors import Refused
 from coxswain.parameter_groups import Settings, settings_of
-from coxswain_train.parallel.state import State
+from coxswain_train.parallel.state import KINDS, State, views
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Elements [start, stop) of the packed buffer. `shape`: of the one matrix that Muon updates; None: AdamW."""
+    """Boxes [start, stop) of a shard. `matrix`: the one that Muon updates; else AdamW."""
 
     start: int
     stop: int
     settings: Settings
-    shape: tuple[int, ...] | None = None
+    matrix: bool = False
 
 
 def stretches(boxes: Sequence[Box], config: OptimizerConfig, matrices: Collection[str]) -> Iterator[Stretch]:
     """Successive boxes with the same settings; each of the `matrices` alone."""
     start = 0
     for (settings, matrix), same in groupby(boxes, lambda box: (_settings(box, config), box.name in matrices and box)):
-        stop = start + sum(box.elements for box in same)
-        yield Stretch(start, stop, settings, matrix.shape if matrix else None)
+        stop = start + sum(1 for _ in same)
+        yield Stretch(start, stop, settings, bool(matrix))
         start = stop
 
 
@@ -73,31 +73,34 @@ def update(
     state: State, gradient: Tensor, parts: Iterable[Stretch], config: OptimizerConfig, rate: float, count: int
 ) -> None:
     """The `count`-th update (from 1) of the master parameters, at the schedule's `rate`."""
+    master, first, second = (state.values(kind) for kind in KINDS)
+    mine = [part for _, part in views(gradient, state.order)]
     for part in parts:
         rows = slice(part.start, part.stop)
-        if part.shape is None:
-            _adamw(state, gradient, rows, part.settings, config, rate, count)
+        if part.matrix:
+            _muon(master[rows], mine[rows], first[rows], part.settings, config, rate)
         else:
-            _muon(state, gradient, rows, part, config, rate)
+            _adamw(master[rows], mine[rows], first[rows], second[rows], part.settings, config, rate, count)
 
 
 def _adamw(
-    state: State, gradient: Tensor, rows: slice, settings: Settings, config: OptimizerConfig, rate: float, count: int
-) -> None:
+    master: list[Tensor], gradient: list[Tensor], first: list[Tensor], second: list[Tensor], settings: Settings,
+    config: OptimizerConfig, rate: float, count: int,
+) -> None:  # fmt: skip
     """torch's fused kernel."""
-    master, first, second = ([state[kind][rows]] for kind in ("parameter", "exp_avg", "exp_avg_sq"))
-    done = [torch.tensor(count - 1.0, device=gradient.device)]
+    done = list(torch.full((len(master),), count - 1.0, device=master[0].device))  # it counts each of them up
     adamw(
-        master, [gradient[rows]], first, second, [], done, fused=True, amsgrad=False, beta1=config.beta1,
-        beta2=config.beta2, lr=rate * settings.scale, weight_decay=settings.decay, eps=config.epsilon, maximize=False,
+        master, gradient, first, second, [], done, fused=True, amsgrad=False, beta1=config.beta1, beta2=config.beta2,
+        lr=rate * settings.scale, weight_decay=settings.decay, eps=config.epsilon, maximize=False,
     )  # fmt: skip
 
 
-def _muon(state: State, gradient: Tensor, rows: slice, part: Stretch, config: OptimizerConfig, rate: float) -> None:
-    assert part.shape is not None
-    master, momentum, mine = (flat[rows].view(part.shape) for flat in (state["parameter"], state["exp_avg"], gradient))
+def _muon(
+    master: list[Tensor], gradient: list[Tensor], momentum: list[Tensor], settings: Settings, config: OptimizerConfig,
+    rate: float,
+) -> None:  # fmt: skip
     muon(
-        [master], [mine], [momentum], lr=rate * part.settings.scale, weight_decay=part.settings.decay,
+        master, gradient, momentum, lr=rate * settings.scale, weight_decay=settings.decay,
         momentum=config.momentum, nesterov=True, ns_coefficients=(DEFAULT_A, DEFAULT_B, DEFAULT_C),
         ns_steps=DEFAULT_NS_STEPS, eps=EPS, adjust_lr_fn="match_rms_adamw", has_complex=False,
     )  # fmt: skip

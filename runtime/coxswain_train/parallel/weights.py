@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from coxswain_train.parallel.flights import IN_FLIGHT, Flight, Reduction, in_units, put, take, to_holders
 from coxswain_train.parallel.routes import Route
+from coxswain_train.parallel.state import State
 
 
 class WeightSpreader:
@@ -19,11 +20,11 @@ class WeightSpreader:
     ) -> None:
         self._weights, self._routes, self._sole, self._reduction = weights, routes, sole, reduction
 
-    def spread(self, owned: Tensor) -> None:
-        """Copies the owned buffers of all ranks into the parameters."""
+    def spread(self, owned: State) -> None:
+        """Copies the master parameters of all owners into the parameters."""
         for name, start in self._sole.items():
             weight = self._weights[name]
-            weight.copy_(owned[start : start + weight.numel()].view(weight.shape))
+            weight.copy_(owned.part("parameter", start, start + weight.numel()).view(weight.shape))
         flights: deque[tuple[Route, Flight]] = deque()
         for route in self._routes:
             if len(flights) == IN_FLIGHT:
@@ -32,11 +33,11 @@ class WeightSpreader:
         while flights:
             self._finish(*flights.popleft())
 
-    def _packed(self, route: Route, owned: Tensor) -> Tensor:
+    def _packed(self, route: Route, owned: State) -> Tensor:
         """This rank's own part of the bucket, in the model's dtype."""
         packed = next(iter(self._weights.values())).new_empty(route.owned[-1].stop if route.owned else 0)
         for own in route.owned:
-            packed[own.start : own.stop] = owned[own.state : own.state + own.stop - own.start]
+            packed[own.start : own.stop] = owned.part("parameter", own.state, own.state + own.stop - own.start)
         return packed
 
     def _finish(self, route: Route, flight: Flight) -> None:

@@ -102,7 +102,7 @@ class Zero1Optimizer:
     @torch.no_grad()
     def all_gather(self) -> None:
         """Copies the boxes of every owner into the parameters of every holder."""
-        self._spreader.spread(self.state["parameter"])
+        self._spreader.spread(self.state)
 
 
 def check_stats(rows: list[list[float]], mine: RankStats) -> GlobalStats:

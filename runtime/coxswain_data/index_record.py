@@ -13,6 +13,8 @@ from contextlib import suppress
 from itertools import chain
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from coxswain.index import BlockEntry, object_key
@@ -22,6 +24,8 @@ from coxswain_link.store import CorruptObject, NotFound, Store
 BLOCKS = 50_000  # of a record
 AT_ONCE = 16
 """Requests for index objects that are made side by side."""
+
+Hashes = npt.NDArray[np.int64]
 
 
 class Counted(msgspec.Struct, frozen=True, array_like=True):
@@ -41,18 +45,23 @@ class StoredIndexes:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._sizes: dict[str, dict[str, int]] = {}  # of objects, by folder
+        self._listed: dict[str, Hashes] = {}  # of each object's path and size, sorted, by folder: 8 bytes an object
 
     def holding(self, counted: Iterable[Counted]) -> Iterator[bool]:
         """Of each, whether its object is there with its size."""
-        paths = [(object_key(c.key), c.size) for c in counted]
-        new = sorted({_folder(path) for path, _ in paths} - self._sizes.keys())
+        objects = [(object_key(c.key), c.size) for c in counted]
+        new = sorted({_folder(path) for path, _ in objects} - self._listed.keys())
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            self._sizes.update(zip(new, pool.map(self._listed, new), strict=True))
-        return (self._sizes[_folder(path)].get(path) == size for path, size in paths)
+            self._listed.update(zip(new, pool.map(self._list, new), strict=True))
+        return (self._holds(*each) for each in objects)
 
-    def _listed(self, folder: str) -> dict[str, int]:
-        return {info.path: info.size for info in self.store.list(folder)}
+    def _list(self, folder: str) -> Hashes:
+        return np.sort(np.fromiter((hash((o.path, o.size)) for o in self.store.list(folder)), np.int64))
+
+    def _holds(self, path: str, size: int) -> bool:
+        found, wanted = self._listed[_folder(path)], hash((path, size))
+        place = np.searchsorted(found, wanted)
+        return bool(place < len(found) and found[place] == wanted)
 
 
 class ShareRecord:

@@ -1,0 +1,73 @@
+"""What is left of a layout without some of its devices, and what the ladder takes a layout for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from coxswain.ladder.options import FORM, at_speeds, draft_of, surviving, without_lost
+from coxswain.layout import Device
+from coxswain.plan.layouts.planner import healthy_plan
+from tests.unit.ladder_views import DEVICES, THERE, healthy
+from tests.unit.layout_cases import costs_of
+
+
+@pytest.mark.parametrize(
+    ("gone", "replicas"), [([], (0, 1, 2, 3)), ([1], (1, 2, 3)), ([2, 7], (0, 2)), ([0, 2, 4, 6], ()), (range(8), ())]
+)
+def test_the_replicas_all_of_whose_devices_are_there_survive_and_what_is_left_of_the_others_stands_by(
+    gone: Sequence[int], replicas: tuple[int, ...]
+) -> None:
+    late = Device(9, 0)  # one that this layout does not have
+    there = {late, *(device for i, device in enumerate(DEVICES) if i not in gone)}
+    found = surviving(THERE, there)
+    if not replicas:
+        assert found is None
+        return
+    assert found and found.replicas == tuple(THERE.replicas[i] for i in replicas)
+    used = {seat.device for seat in found.ranks()}
+    assert found.standby == tuple(sorted(there - used))
+
+
+def test_the_replicas_that_lost_no_device_are_a_plan_at_once() -> None:
+    costs, layout = healthy()
+    assert len(layout.replicas) > 1
+    for lost in (0, len(layout.replicas) - 1):
+        dead = layout.replicas[lost].stages[0].devices[0]
+        slow_one = layout.replicas[1 - lost and 1].stages[0].devices[0]
+        found = without_lost(costs, layout, {dead: 0.0, slow_one: 0.5})
+        assert found and found.layout.replicas == tuple(r for i, r in enumerate(layout.replicas) if i != lost)
+        assert found.change > FORM and found.seconds > healthy_plan(costs).seconds
+        assert dead not in found.layout.standby and slow_one not in found.layout.standby
+
+
+def test_there_is_no_plan_at_once_where_each_replica_lost_a_device_or_the_others_lack_the_memory() -> None:
+    costs, layout = healthy()
+    dead = {r.stages[0].devices[0]: 0.0 for r in layout.replicas}
+    assert without_lost(costs, layout, dead) is None
+    tight, rows = costs_of([[1.0] * 8] * 2, batch=16), range(len(layout.replicas))
+    stages = [
+        (len(s.devices), s.stop - s.start, i == 0, len(r.stages) - i)
+        for r in layout.replicas
+        for i, s in enumerate(r.stages)
+    ]
+    tight.limit = max(tight.peak(d, n, first, depth, len(rows)).total for d, n, first, depth in stages)
+    one = dict(list(dead.items())[:1])
+    assert without_lost(costs, layout, one) and without_lost(tight, layout, one) is None
+
+
+def test_a_draft_of_a_layout_has_all_micro_batches_and_groups_as_slow_as_their_slowest_device() -> None:
+    _, layout = healthy()
+    slow_one = layout.replicas[0].stages[0].devices[-1]
+    for batch in (16, 17):
+        now = at_speeds(costs_of([[1.0] * 8] * 2, batch=batch), {slow_one: 0.5})
+        draft = draft_of(now, layout)
+        assert sum(draft.counts) == batch and max(draft.counts) - min(draft.counts) <= 1
+        assert draft.chains[0].groups[0].slowdown == 2.0 and draft.chains[1].groups[0].slowdown == 1.0
+
+
+def test_speeds_without_a_living_device_are_refused() -> None:
+    costs, _ = healthy()
+    with pytest.raises(ValueError, match="alive"):
+        at_speeds(costs, dict.fromkeys((Device(n, d) for n in range(2) for d in range(8)), 0.0))

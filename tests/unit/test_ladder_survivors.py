@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from coxswain.ladder.options import FORM, at_speeds, draft_of, surviving, without_lost
-from coxswain.layout import Device
+from coxswain.ladder.options import FORM, at_speeds, draft_of, settled, surviving, without_lost, without_slow
+from coxswain.layout import Device, Layout, Replica, Stage, uniform_layout
+from coxswain.plan.layouts.costs import Costs
 from coxswain.plan.layouts.planner import healthy_plan
 from tests.unit.ladder_views import DEVICES, THERE, healthy
 from tests.unit.layout_cases import costs_of
@@ -71,3 +72,44 @@ def test_speeds_without_a_living_device_are_refused() -> None:
     costs, _ = healthy()
     with pytest.raises(ValueError, match="alive"):
         at_speeds(costs, dict.fromkeys((Device(n, d) for n in range(2) for d in range(8)), 0.0))
+
+
+def with_memory(total: int) -> Costs:
+    costs = costs_of([[1.0, 1.0, 1.0, 4.0], [1.0] * 4])
+    costs.limit = total
+    return costs
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_layout_of_which_one_replica_lacks_the_memory_is_no_plan_and_leaves_no_slow_device_out(order: int) -> None:
+    """Another one fits, which does not speak for all."""
+    deep, flat = uniform_layout(DEVICES[:2], 5, pipeline=2), uniform_layout(DEVICES[2:4], 5)
+    layout, speeds = Layout((deep.replicas + flat.replicas)[::order]), {DEVICES[3]: 0.25}
+    three, two = (costs_of([[1.0]]).peak(1, 5, True, 1, replicas).total for replicas in (3, 2))
+    assert settled(with_memory(three - 1), uniform_layout(DEVICES[:6], 5, pipeline=2)), "of one kind"
+    assert settled(with_memory(three), layout) and settled(with_memory(three - 1), layout) is None
+    (option,) = without_slow(with_memory(two), layout, speeds, 12.0)
+    assert option.layout.standby == (DEVICES[3],)
+    assert without_slow(with_memory(two - 1), layout, speeds, 12.0) == []
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_each_stage_of_a_pipeline_must_fit_by_its_own_layers_and_place(layers: int) -> None:
+    first, last = Stage((DEVICES[0],), 0, layers), Stage((DEVICES[1],), layers, 5)
+    peaks = (
+        costs_of([[1.0]]).peak(1, layers, True, 2, 1).total,
+        costs_of([[1.0]]).peak(1, 5 - layers, False, 1, 1).total,
+    )
+    layout = Layout((Replica((first, last)),))
+    assert settled(with_memory(max(peaks)), layout) and settled(with_memory(max(peaks) - 1), layout) is None
+
+
+def test_a_draft_has_the_layers_of_each_stage() -> None:
+    layout = uniform_layout(DEVICES, 5, pipeline=4)
+    (chain, _) = draft_of(costs_of([[1.0] * 4] * 2), layout).chains
+    assert list(chain.layers) == [stage.stop - stage.start for stage in layout.replicas[0].stages]
+
+
+def test_no_layout_leaves_a_device_out_where_none_is_slow() -> None:
+    costs, layout = healthy()
+    assert without_slow(costs, layout, {}, 12.0) == []

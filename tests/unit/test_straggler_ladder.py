@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from coxswain.ladder.decide import DWELL
 from coxswain.ladder.values import Option, Options
 from coxswain.layout import Device, Layout
 from coxswain_coordinator.capacity import devices_of
@@ -240,18 +239,6 @@ async def test_a_closed_ladder_decides_nothing_and_may_never_have_begun(tmp_path
     for _ in range(4):
         await asyncio.sleep(0)
     assert j.asked == []
-
-
-async def test_the_second_change_for_one_device_waits_eight_steps_of_the_first(tmp_path):
-    j = Job(tmp_path)
-    while not j.asked:
-        await j.run(1)
-    first = j.step
-    j.slow = False
-    j.enter(j.record.layout, [replace(a, pod=f"{a.pod}-again") for a in agents(2)])
-    while len(j.asked) == 1:
-        await j.run(1, changes=False)
-    assert j.step - first == DWELL
 
 
 async def test_a_node_is_wanted_away_again_only_after_twice_its_cost(tmp_path):

@@ -51,7 +51,6 @@ class Nccl:
     backends: list[str] = field(default_factory=list)
     patience: list[timedelta | None] = field(default_factory=list)  # of worlds and groups, as they are made
     local: list[Group] = field(default_factory=list)  # groups that their members alone make
-    devices: set[str] = field(default_factory=set)  # of what was sent
     ReduceOp = SimpleNamespace(SUM="sum", MAX="maximum")
     ProcessGroup = Group
     group = SimpleNamespace()
@@ -79,7 +78,6 @@ class Nccl:
         assert group
         self.sums.append(group)
         self.operations.append(op)
-        self.devices.add(tensor.device.type)
 
     def all_gather_into_tensor(self, gathered: Tensor, sent: Tensor, group: Group) -> None:
         self.sums.append(group)
@@ -95,7 +93,6 @@ class Nccl:
         async_op: bool = False,
     ) -> Done:
         assert (received.numel(), sent.numel()) == (sum(receives), sum(sends))
-        self.devices |= {received.device.type, sent.device.type}
         self.exchanges.append((group, receives, sends))
         self._connect(group)
         return Done()

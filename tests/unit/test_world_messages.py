@@ -61,11 +61,20 @@ def test_a_world_talks_over_what_its_device_has(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_a_world_sends_is_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    nccl, make = joined(monkeypatch, 3, alone=True, device=torch.device("meta"))
+    made, zeros = list[Any](), torch.zeros
+
+    def noted(size: int, device: torch.device | None = None) -> torch.Tensor:
+        made.append(device)
+        return zeros(size)
+
+    there = torch.device("cuda")
+    make = joined(monkeypatch, 3, alone=True, device=there)[1]
+    monkeypatch.setattr(DeviceClock, "of", lambda _: DeviceClock())
+    monkeypatch.setattr(torch, "zeros", noted)
     world = make(1)
     world.tensor_group((0, 1))
     world.barrier()
-    assert nccl.devices == {"meta"}
+    assert made == [there] * 5, "two sums, a message to each, the sum of a tensor group, a barrier"
 
 
 def test_sums_of_all_ranks_and_messages_of_rings_are_on_groups_of_their_own(world: ProcessGroups, nccl: Nccl) -> None:

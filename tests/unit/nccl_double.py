@@ -75,7 +75,7 @@ class Nccl:
         return made
 
     def all_reduce(self, tensor: Tensor, op: str = "sum", group: Group | None = None) -> None:
-        assert group
+        assert group and tensor.numel(), "a sum of nothing waits for no rank"
         self.sums.append(group)
         self.operations.append(op)
 
@@ -91,11 +91,11 @@ class Nccl:
         sends: list[int],
         group: Group,
         async_op: bool = False,
-    ) -> Done:
+    ) -> Done | None:
         assert (received.numel(), sent.numel()) == (sum(receives), sum(sends))
         self.exchanges.append((group, receives, sends))
         self._connect(group)
-        return Done()
+        return Done() if async_op else None
 
     def _connect(self, group: Group) -> None:
         met, rank = self._met.setdefault(group, set()), self._here.rank

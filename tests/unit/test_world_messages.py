@@ -88,6 +88,22 @@ def test_sums_of_all_ranks_and_messages_of_rings_are_on_groups_of_their_own(worl
     assert nccl.sums[0].ranks == (0, 1, 2)
 
 
+def test_an_exchange_is_under_way_when_it_returns(world: ProcessGroups) -> None:
+    world.all_to_all(torch.zeros(3), torch.zeros(3), [1, 1, 1], [1, 1, 1], 0).wait()
+
+
+def test_what_ranks_say_of_a_step_arrives_with_every_digit(world: ProcessGroups) -> None:
+    assert world.scalars([0.1, 1e300]) == [[0.1, 1e300]] * 3
+
+
+def test_rows_and_columns_of_many_ranks_are_made_by_their_members_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every rank would have to make all of them."""
+    nccl, make = joined(monkeypatch, 100, alone=True)
+    world = make(42)
+    assert nccl.local == list(world.hops)
+    assert [group.ranks for group in nccl.local] == [tuple(range(40, 50)), tuple(range(2, 100, 10))]
+
+
 def test_each_group_is_used_once_before_the_first_step(world: ProcessGroups, nccl: Nccl) -> None:
     assert [group.number for group in nccl.sums] == [0, 1]
     group = world.tensor_group((1, 2))

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from coxswain.ladder.decide import DWELL
 from coxswain.ladder.values import Option, Options
 from coxswain.layout import Device, Layout
 from coxswain_coordinator.capacity import devices_of
@@ -242,18 +241,6 @@ async def test_a_closed_ladder_decides_nothing_and_may_never_have_begun(tmp_path
     assert j.asked == []
 
 
-async def test_the_second_change_for_one_device_waits_eight_steps_of_the_first(tmp_path):
-    j = Job(tmp_path)
-    while not j.asked:
-        await j.run(1)
-    first = j.step
-    j.slow = False
-    j.enter(j.record.layout, [replace(a, pod=f"{a.pod}-again") for a in agents(2)])
-    while len(j.asked) == 1:
-        await j.run(1, changes=False)
-    assert j.step - first == DWELL
-
-
 async def test_a_node_is_wanted_away_again_only_after_twice_its_cost(tmp_path):
     j = Job(tmp_path, action="ReplaceNode", planner=nothing)
     await j.run(90)
@@ -265,39 +252,6 @@ async def test_a_node_is_wanted_away_again_only_after_twice_its_cost(tmp_path):
     assert j.ladder.request is None
     await j.run(20)
     assert j.ladder.request
-
-
-async def gone_aside(folder) -> tuple[Job, Layout]:
-    """A job behind the first change of its layout, and the layout before."""
-    j = Job(folder)
-    whole = j.record.layout
-    while not j.asked:
-        await j.run(1)
-    assert j.record.layout == j.asked.pop()[0]
-    return j, whole
-
-
-async def test_a_layout_in_whose_place_the_same_pods_have_another_one_after_no_step_is_not_asked_for_again(tmp_path):
-    """Its world has failed before a step, so it may be one that cannot run."""
-    j, whole = await gone_aside(tmp_path)
-    j.lose(layout=whole)
-    await j.run(200)
-    assert j.asked == []
-    j.enter(whole, [replace(a, pod=f"{a.pod}-again") for a in agents(2)])
-    await j.run(200, changes=False)
-    assert len(j.asked) == 1, "other pods have other devices"
-
-
-@pytest.mark.parametrize("seen", ["its reports", "the next world"])
-async def test_a_layout_that_a_failure_ends_behind_a_step_may_be_asked_for_again(tmp_path, seen):
-    j, whole = await gone_aside(tmp_path)
-    if seen == "its reports":
-        await j.run(1)
-    else:  # the reports of its step came when the world was over
-        j.step += 1
-    j.lose(layout=whole)
-    await j.run(60)
-    assert len(j.asked) == 1
 
 
 async def test_the_seconds_of_a_step_are_the_median_of_the_last_five(tmp_path):

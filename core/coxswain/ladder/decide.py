@@ -24,6 +24,7 @@ from coxswain.ladder.values import (
     Rung,
     Speeds,
     View,
+    speed_in,
 )
 from coxswain.layout import Device, Layout
 
@@ -44,7 +45,7 @@ def decide(view: View) -> Rung:
 
 def differing(a: Speeds, b: Speeds) -> frozenset[Device]:
     """Devices whose speed in `a` is not that in `b`."""
-    pairs = ((device, a.get(device, 1.0), b.get(device, 1.0)) for device in {**a, **b})
+    pairs = ((device, speed_in(a, device), speed_in(b, device)) for device in {**a, **b})
     return frozenset(device for device, x, y in pairs if max(x, y) > ALIKE * min(x, y))
 
 

@@ -5,7 +5,7 @@ Links and hosts have a part in that work, so how much of a device's slowdown it 
 
 from __future__ import annotations
 
-from coxswain.ladder.values import Speeds
+from coxswain.ladder.values import Speeds, speed_in
 from coxswain.layout import Layout
 
 
@@ -21,7 +21,7 @@ def drag_of(healthy: float, now: float, slowdown: float) -> float:
 
 def slowest(layout: Layout, speeds: Speeds) -> float:
     """Slowdown of the slowest device that has a seat. Dead devices do not count: no world waits for them."""
-    living = (speeds.get(seat.device, 1.0) for seat in layout.ranks())
+    living = (speed_in(speeds, seat.device) for seat in layout.ranks())
     return 1 / min((speed for speed in living if speed > 0), default=1.0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from coxswain.ladder.values import LEAST_GAIN, Kind, Option, Options, Speeds
+from coxswain.ladder.values import LEAST_GAIN, Kind, Option, Options, Speeds, speed_in
 from coxswain.layout import Device, Layout, Replica
 from coxswain.plan.layouts.chains import Chain, with_layers
 from coxswain.plan.layouts.costs import Costs, Group, make_group
@@ -56,7 +56,7 @@ def surviving(current: Layout, devices: Collection[Device]) -> Layout | None:
 def without_lost(costs: Costs, current: Layout, speeds: Speeds, form: float = FORM) -> Option | None:
     """The replicas that lost no device, as they are: found at once. None: there is none, or the others lack the memory."""
     now = at_speeds(costs, speeds)
-    left = surviving(current, [seat.device for seat in current.ranks() if speeds.get(seat.device, 1.0) > 0])
+    left = surviving(current, [seat.device for seat in current.ranks() if speed_in(speeds, seat.device) > 0])
     draft = settled(now, left) if left else None
     return None if draft is None else _option(now, draft_of(now, current), "Groups", draft, form)
 
@@ -68,8 +68,7 @@ def without_slow(costs: Costs, current: Layout, speeds: Speeds, stay: float, for
     step as it is. Those of the options follow from it by the replicas' rates: micro-batches are dealt too coarsely to
     compare layouts that differ in little else.
     """
-    seated = [speeds.get(seat.device, 1.0) for seat in current.ranks()]
-    limits = sorted({speed for speed in seated if speed < 1})[:_MOST_ASIDE]
+    limits = sorted({speed_in(speeds, seat.device) for seat in current.ranks()})[:_MOST_ASIDE]
     found = (_aside(costs, current, speeds, limit, stay, form) for limit in limits)
     return [option for option in found if option]
 
@@ -79,11 +78,11 @@ def _aside(
 ) -> Option | None:  # fmt: skip
     """Devices of at most this speed go on standby. None: so do all replicas, or the others lack the memory."""
     every = {*current.standby, *(seat.device for seat in current.ranks())}
-    left = surviving(current, [device for device in every if speeds.get(device, 1.0) > limit])
+    left = surviving(current, [device for device in every if speed_in(speeds, device) > limit])
     if left is None or not all(_fits(costs, replica, len(left.replicas)) for replica in left.replicas):
         return None
     idle = every - {seat.device for seat in left.ranks()}
-    layout = Layout(left.replicas, tuple(sorted(d for d in idle if speeds.get(d, 1.0) > 0)))
+    layout = Layout(left.replicas, tuple(sorted(d for d in idle if speed_in(speeds, d) > 0)))
     running, draft = draft_of(costs, current), draft_of(costs, left)
     before, after = (sum(1 / chain.pace for chain in each.chains) for each in (running, draft))
     return Option("Groups", layout, stay * before / after, form + migration(costs, running, draft).seconds)

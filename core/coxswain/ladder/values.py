@@ -22,6 +22,10 @@ Speeds = Mapping[Device, float]
 """Of the devices that are not at speed 1. 0: dead."""
 
 
+def speed_in(speeds: Speeds, device: Device) -> float:
+    return speeds.get(device, 1.0)
+
+
 @dataclass(frozen=True)
 class Option:
     """A layout to change to: seconds of its step as predicted, and of the change."""

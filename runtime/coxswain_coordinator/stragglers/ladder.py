@@ -191,7 +191,7 @@ class Ladder:
 
     def stepped(self, closed: Measured, stragglers: Sequence[Straggler]) -> None:
         """`stragglers`: all that are confirmed."""
-        if not self.climbs or self._home is None:
+        if self._home is None:  # also where no rung above Rebalance is allowed
             return
         self._step, self._recent = closed.step, [*self._recent[1 - MEASURED_STEPS :], closed.seconds]
         if closed.lengths:

@@ -28,7 +28,7 @@ Fetch = Callable[[Mapping[str, Sequence[int]]], None]
 
 
 def fetch_nothing(blocks: Mapping[str, Sequence[int]]) -> None:
-    """Of views whose lengths are at hand."""
+    """Of views whose lengths are in memory."""
 
 
 @dataclass(frozen=True)

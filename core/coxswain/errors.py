@@ -19,9 +19,9 @@ class Refused(CoxswainError):
     """The user's fault: a stable `reason` (CamelCase, in conditions and events) and a message."""
 
     def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
+        """A name in the message may have any bytes: those that are no text, which no message can carry, are escaped."""
+        self.reason, self.message = reason, message.encode(errors="backslashreplace").decode()
+        super().__init__(self.message)
 
 
 class Retryable(CoxswainError):

@@ -164,8 +164,13 @@ class Source:
         return not self._is_paired or path.endswith(TOKENS)
 
     def _is_object(self, info: ObjectInfo) -> bool:
-        """Consoles mark a folder of a bucket by an empty object `folder/`: it is listed as `folder`, which is none."""
-        return info.size > 0 or self._store.exists(info.path)
+        """Consoles mark a folder of a bucket by an empty object `folder/`: it is listed as `folder`, which is none or another."""
+        if info.size > 0:
+            return True
+        try:
+            return self._store.head(info.path) == info
+        except NotFound:
+            return False
 
     def _identified(self, info: ObjectInfo, find: Callable[[str], ObjectInfo]) -> ObjectInfo:
         """Adds the etag of its index file, if any: either file's change is a change."""

@@ -43,11 +43,16 @@ class Files:
         return sorted(self._below("", (), wanted))
 
     def _below(self, folder: str, above: tuple[_Folder, ...], wanted: Callable[[str], object]) -> Iterator[ObjectInfo]:
-        here = _identity((self._folder / folder).stat())
-        if here in above:
-            return  # a link to a folder above it: its files are listed there
-        with os.scandir(self._folder / folder) as entries:
-            found = list(entries)
+        try:
+            here = _identity((self._folder / folder).stat())
+            if here in above:
+                return  # a link to a folder above it: its files are listed there
+            with os.scandir(self._folder / folder) as entries:
+                found = list(entries)
+        except FileNotFoundError:
+            if not folder:
+                raise
+            return  # deleted since the folder above it was read
         for entry in found:
             key = f"{folder}/{entry.name}" if folder else entry.name
             if _is_folder(entry):

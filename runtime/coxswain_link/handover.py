@@ -57,12 +57,14 @@ class HandoverServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(name)
         self._listener.listen(64)
-        threading.Thread(target=self._accept, name="handover", daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, name="handover", daemon=True)
+        self._accepting.start()
 
     def close(self) -> None:
-        """Stops listening; connections end with their peers."""
+        """Stops listening, so that the name is free; connections end with their peers."""
         self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()  # its call holds the name, also of a socket that is closed
         self._listener.close()
 
     def _accept(self) -> None:

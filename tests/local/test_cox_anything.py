@@ -226,8 +226,14 @@ def cox(monkeypatch):
     return invoke
 
 
+MANY = [range(first, first + 340) for first in range(60, 2100, 340)]
+"""In parts, which workers share: all together took longer than the deadline where others use the processors."""
+
+
 @pytest.mark.parametrize(
-    "seeds", [range(60), pytest.param(range(60, 2100), marks=pytest.mark.slow)], ids=["some", "many"]
+    "seeds",
+    [range(60), *(pytest.param(part, marks=pytest.mark.slow) for part in MANY)],
+    ids=lambda part: f"from {part[0]}",
 )
 @pytest.mark.timeout(1200)
 def test_no_command_line_and_no_damage_is_answered_with_a_traceback(whole, cox, tmp_path, monkeypatch, seeds):

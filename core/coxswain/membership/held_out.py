@@ -43,8 +43,8 @@ def hold_out(
     names = sorted(s.name for s in mix.sources) if tokens else []
     shares = [tokens * (n + 1) // len(names) - tokens * n // len(names) for n in range(len(names))]
     orders = {name: PassOrder(mix.seed, views[name], EVALUATION_PASS) for name in names}
-    if names:
-        fetch({name: order.to_fetch(0) for name, order in orders.items()})
+    if blocks := {name: orders[name].to_fetch(0, most=1) for name, share in zip(names, shares, strict=True) if share}:
+        fetch(blocks)
     found = [
         sequence
         for name, share in zip(names, shares, strict=True)

@@ -28,7 +28,7 @@ Fetch = Callable[[Mapping[str, Sequence[int]]], None]
 
 
 def fetch_nothing(blocks: Mapping[str, Sequence[int]]) -> None:
-    """Of views whose lengths are at hand."""
+    """Of views whose lengths are in memory."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class PassOrder:
             self._batch = first, found = n, list(map(tuple, self._draw(n).tolist()))
         return found[n - first]
 
-    def to_fetch(self, n: int) -> list[int]:
-        """The blocks of n's window and, where these have few samples, of the next windows. Empty: the last call named them."""
+    def to_fetch(self, n: int, most: int = _WINDOWS_AHEAD) -> list[int]:
+        """The blocks of n's window and, where these have few samples, of up to `most` windows. Empty: named before."""
         if n in self._fetched:
             return []
         window, windows = self._window(n), -(-len(self._blocks) // WINDOW)
         enough = self._window(min(n + _BATCH, int(self._before[-1])) - 1) + 1
-        stop = min(enough, window + _WINDOWS_AHEAD, windows)
+        stop = min(enough, window + most, windows)
         blocks = slice(window * WINDOW, min(stop * WINDOW, len(self._blocks)))
         self._fetched = range(int(self._before[blocks.start]), int(self._before[blocks.stop]))
         return [int(b) for b in self._blocks[blocks] if self._view.counts[b]]

@@ -78,8 +78,8 @@ class Stream:
         return order.at(n)
 
     def fetch_next(self, cursors: Iterable[SourceCursor]) -> None:
-        """Fetches what these sources draw from next: of all together, for a new coordinator has nothing of any."""
-        blocks = {c.name: self.order(c.name, c.epoch).to_fetch(c.drawn) for c in cursors}
+        """Fetches the window that each of these sources draws from: together, for a new coordinator has nothing of any."""
+        blocks = {c.name: self.order(c.name, c.epoch).to_fetch(c.drawn, most=1) for c in cursors}
         if any(blocks.values()):
             self.fetch(blocks)
 

@@ -57,13 +57,17 @@ class ObjectReader:
         return f"{self.store.uri.rstrip('/')}/{self.info.path}"
 
     def range(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), as far as there are any."""
+        """Bytes [start, stop), as far as there are any by the listing: fewer than those are a change."""
+        stop = max(start, min(stop, self.size))
         try:
-            return self.store.get_range(self.path, start, min(stop, self.size), self.etag)
+            data = self.store.get_range(self.path, start, stop, self.etag)
         except ObjectChanged as error:
             raise self.changed(self.path, "was replaced since it was listed") from error
         except NotFound as error:
             raise self.changed(self.path, "was listed and is gone") from error
+        if len(data) != stop - start:
+            raise self.changed(self.path, f"was listed with {self.size} bytes and ends at byte {start + len(data)}")
+        return data
 
     def file(self, buffer: int = _PIECE) -> IO[bytes]:
         """The object as a seekable file; `buffer`: bytes of one read."""

@@ -75,6 +75,8 @@ class TarBlock:
                 member = archive.next()
                 if member is None:
                     raise tarfile.ReadError(f"byte {at}: no member's header")
+                if member.size < 0 or archive.offset <= at:  # it leads backwards, so this would never end
+                    raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
                 if archive.offset > self._size:
                     raise tarfile.ReadError(f"{member.name} is cut off")
                 return member, archive.offset
@@ -118,7 +120,7 @@ class TarBlock:
         """Names the archive in tarfile's errors, which include bare ValueErrors."""
         try:
             yield
-        except (tarfile.TarError, EOFError, ValueError) as error:
+        except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
             raise Refused(
                 "ObjectUnreadable",
                 f"{self._reader.where} is not readable as tar ({error}); upload it again or exclude it with `include`",

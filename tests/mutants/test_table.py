@@ -43,6 +43,13 @@ def test_accepted_survivors_belong_to_modules_of_the_table_and_have_a_reason() -
         assert entry.reason.strip()
 
 
+def test_the_lines_of_an_accepted_survivor_are_in_its_module() -> None:
+    """Else its change is gone, and `make mutants` fails."""
+    for entry in load_accepted(ROOT):
+        there = {line.strip() for line in (ROOT / entry.module).read_text().splitlines()}
+        assert {line.strip() for line in entry.before.splitlines()} <= there | {""}, entry.module
+
+
 def test_the_page_of_mutants_holds_the_accepted_survivors() -> None:
     assert (ROOT / PAGE).read_text() == page((ROOT / PAGE).read_text(), load_accepted(ROOT)), (
         f"{FOLDER / 'accepted.toml'} has changed: run .venv/bin/python -m tests.mutants.page"

@@ -47,6 +47,8 @@ def test_a_trainer_whose_node_is_not_known_has_one_of_its_own() -> None:
     numbers = node_numbers(seats_on([0, 0, 1, 2, 3, 3]), ["a", "a"])
     assert numbers[:3] == [numbers[0]] * 3
     assert len({*numbers}) == 3 and numbers[4] == numbers[5]
+    for known in range(4):
+        assert len({*node_numbers(seats_on([0, 1, 2, 3]), "abcd"[:known])}) == 4
 
 
 def test_where_one_trainer_has_most_ranks_as_many_copies_as_can_be_are_elsewhere() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +15,7 @@ from coxswain_train.parallel import process_groups
 from coxswain_train.parallel.process_groups import WorldAborter
 from coxswain_train.worker import worlds
 from coxswain_train.worker.assignments import Assignment
-from coxswain_train.worker.release import without_frames
+from coxswain_train.worker.release import free_world, without_frames
 from coxswain_train.worker.worlds import StateNotTaken, is_lost_peer, run_worlds
 
 PEER = "gloo/transport/tcp/pair.cc: closed by peer"
@@ -156,27 +157,45 @@ def test_only_torchs_own_kind_of_error_says_that_a_peer_is_lost(text: str) -> No
     assert not is_lost_peer(RuntimeError(f"Duplicate GPU detected: {text}"))
 
 
-@pytest.mark.parametrize("hidden", [True, False])
-def test_an_error_loses_the_frames_of_those_behind_it_also_where_their_words_are_hidden(hidden: bool) -> None:
-    def compute(weight: torch.Tensor) -> None:
-        try:
-            first(weight)
-        except KeyError:
-            raise ValueError("the second") from (None if hidden else OSError("the cause"))
-
-    def first(weight: torch.Tensor) -> None:
-        inner = weight + 1
-        held.append(weakref.ref(inner))
-        raise KeyError("the first")
-
-    held: list[weakref.ref[torch.Tensor]] = []
+def broken_in(weight: torch.Tensor, error: Exception, held: list[weakref.ref[torch.Tensor]]) -> Exception:
+    """The error, with a frame that holds what was computed."""
+    inner = weight + 1
+    held.append(weakref.ref(inner))
     try:
-        compute(torch.zeros(3))
-    except ValueError as error:
-        kept = error
-    assert held[0]() is not None
-    assert "the second" in without_frames(kept)
-    assert held[0]() is None and kept.__traceback__ is None and kept.__context__ is not None
+        raise error
+    except type(error) as raised:
+        return raised
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_an_error_loses_the_frames_of_all_behind_it_also_where_their_words_are_hidden(hidden: bool) -> None:
+    """Of what was raised before as well as of what is named as its cause."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    weight, last = torch.zeros(3), ValueError("the last")
+    last.__context__ = broken_in(weight, KeyError("the first"), held)
+    last.__cause__ = None if hidden else broken_in(weight, OSError("the cause"), held)
+    kept = broken_in(weight, last, held)
+    assert all(ref() is not None for ref in held) and len(held) == 3 - hidden
+    text = without_frames(kept)
+    assert "the last" in text and ("the cause" in text) is not hidden and "the first" not in text
+    assert [ref() for ref in held] == [None] * len(held) and kept.__context__ is not None
+
+
+def test_what_only_a_ring_of_references_holds_is_freed_with_its_world() -> None:
+    class Held:
+        """Refers to itself, as an engine and its hooks do."""
+
+    one = Held()
+    one.itself = one  # type: ignore[attr-defined]
+    ref = weakref.ref(one)
+    gc.disable()
+    try:
+        del one
+        assert ref() is not None
+        free_world()
+    finally:
+        gc.enable()
+    assert ref() is None
 
 
 def test_errors_that_are_each_others_reason_lose_their_frames() -> None:

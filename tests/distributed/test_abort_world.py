@@ -301,7 +301,7 @@ def test_a_worker_without_memory_and_without_peers_ends_with_the_ways_out(agent:
         return 0
 
     agent.assign(1)
-    with pytest.raises(Retryable, match="rank 0: out of memory; lower hybridData.tokensPerReplica"):
+    with pytest.raises(Retryable, match=r"rank 0: out of memory; lower hybridData\.tokensPerReplica"):
         run_worlds(agent.assignments, WorldAborter(), train, next_world_seconds=0)
 
 

@@ -265,7 +265,10 @@ async def test_a_new_coordinator_names_a_workers_own_error_of_a_world_that_was_l
         register(lead, replace(one, broken="Connection reset"), replace(two, fault="out of memory"))
         await begun(lead, 2)
         assert lead.state.events.latest()[-1].reason == "WorkerRestarted"
-        assert "a worker of trainer-1 has left by an error of its own: out of memory" in lead.state.events.latest()[-1].message
+        assert (
+            "a worker of trainer-1 has left by an error of its own: out of memory"
+            in lead.state.events.latest()[-1].message
+        )
 
 
 async def test_a_worker_that_ends_behind_its_agents_registration_gives_the_next_world_nothing(tmp_path):

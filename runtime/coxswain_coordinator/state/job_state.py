@@ -58,7 +58,7 @@ class JobState(JobSteps):
     def _admit(self, member: Register, arrival: Arrival) -> Registered:
         """Registers an agent. One whose workers are in a world that is over first makes them leave it."""
         session = self.session
-        if arrival == "replaced" and session is not None and self.trainers.has_devices_of(member.name):
+        if arrival == "replaced" and session is not None and self.trainers.works(member.name):
             self.mark_world_lost(f"{member.name} was replaced by pod {member.pod}")
             self.registry.register(member)  # this one need not register again
         if member.left == self.generation:

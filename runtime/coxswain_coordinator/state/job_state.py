@@ -61,7 +61,7 @@ class JobState(JobSteps):
         if arrival == "replaced" and session is not None and self.trainers.works(member.name):
             self.mark_world_lost(f"{member.name} was replaced by pod {member.pod}")
             self.registry.register(member)  # this one need not register again
-        if member.left == self.generation:
+        if session is not None and member.left == self.generation:
             self._hear_of_leaving(member)
         over = session is not None and member.generation > 0 and (session.lost or member.generation != self.generation)
         if not over or session is None:
@@ -73,10 +73,14 @@ class JobState(JobSteps):
 
     def _hear_of_leaving(self, member: Register) -> None:
         """Records why a worker of this agent has left the current world, or has ended in it, where no order explains it."""
+        assert self.session is not None
         if member.fault:
             self.fail_world(left_with_fault(member), Hearsay.OWN_FAULT)
         elif member.broken:
             self.fail_world(f"a worker of {member.name} has lost its peers: {member.broken}", Hearsay.LOST_PEER)
+        elif self._goes_on() and self._moves(member):
+            self.mark_world_lost(f"{member.name} has left for a change that the coordinator before had begun")
+            self.session.hearsay = Hearsay.LOST_PEER
         elif self._goes_on():
             self.fail_world(f"a worker of {member.name} has ended", Hearsay.LOST_PEER)
         self.registry.register(member)  # this one need not register again
@@ -88,6 +92,11 @@ class JobState(JobSteps):
         if session is None or session.lost or session.ending is not None:
             return False
         return session.move is None or not session.move.decided
+
+    def _moves(self, member: Register) -> bool:
+        """Whether its workers have left an adopted world with their state and no reason: only a directive explains that."""
+        adopted = self.session is not None and self.session.adopted
+        return adopted and any(held.generation == self.generation for held in member.held or ())
 
     # --- worlds -----------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from coxswain_coordinator.state.notifier import Topic
 from coxswain_coordinator.state.registry import index_of
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.tracking.sinks import check_packages
+from coxswain_coordinator.world.formation import members_of
 from coxswain_coordinator.world.manager import WorldManager
 from coxswain_coordinator.world.presence import LEAVING_SECONDS
 from coxswain_coordinator.world.stalls import StallDetector
@@ -196,8 +197,10 @@ class Driver:
         run, world = self._state, session.world
         if session.ending is not None or not session.started:
             return False
-        present = [index_of(m.name) for m in run.registry.present("trainer", run.size) if m.starting is not True]
-        if not (why := run.changes.due(world.layout, present)):
+        agents = [m for m in run.registry.present("trainer", run.size) if m.starting is not True]
+        present, known = [index_of(m.name) for m in agents], members_of(session.record, agents)
+        replaced = {index_of(m.name) for m in agents} - {index_of(m.name) for m in known}
+        if not (why := run.changes.due(world.layout, present, replaced)):
             return False
         fault, saves = self._worlds.judge_change(world.layout)
         requested = session.request_move(f"{why}; through a checkpoint: {fault}" if fault else why, saves)

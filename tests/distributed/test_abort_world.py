@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -236,14 +237,72 @@ def test_a_worker_that_is_asked_to_leave_after_an_error_of_its_own_says_what_it_
         return 0
 
     def order() -> None:
-        assert [agent.said(), agent.said()] == [Assignment(1, 0), Left(1, ())]
+        said.extend([agent.said(), agent.said()])
         agent.assign(2)
 
+    said: list[Assignment | Leaving | Left] = []
     agent.assign(1)
     thread = threading.Thread(target=order)
     thread.start()
     assert run_worlds(agent.assignments, WorldAborter(), train, next_world_seconds=10) == 0
     thread.join()
+    assert said == [Assignment(1, 0), Left(1, (), fault="shapes do not match")]
+    agent.assignments.step_out()
+    agent.assignments.leave()
+    assert [agent.said(), agent.said()] == [Assignment(2, 0), Left(2, ())], "the fault is of one world"
+
+
+def too_large() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def without_memory() -> None:
+    bytearray(1 << 62)
+
+
+def without_device_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize("allocate", [too_large, without_memory, without_device_memory])
+@pytest.mark.parametrize("over", [True, False])
+def test_a_worker_without_memory_names_the_ways_out_although_its_peers_end_the_world_first(
+    agent: Agent, allocate: Callable[[], None], over: bool
+) -> None:
+    aborter = WorldAborter()
+
+    def train(assignment: Assignment) -> int:
+        if assignment.generation == 2:
+            return 0
+        agent.leave(1)
+        if over:
+            aborter.abort_world()
+        allocate()
+        return 1
+
+    def order() -> None:
+        said.extend([agent.said(), agent.said()])
+        agent.assign(2)
+
+    said: list[Assignment | Leaving | Left] = []
+    agent.assign(1)
+    thread = threading.Thread(target=order)
+    thread.start()
+    assert run_worlds(agent.assignments, aborter, train, next_world_seconds=10) == 0
+    thread.join()
+    (left,) = (s for s in said if isinstance(s, Left))
+    ways = "out of memory; lower hybridData.tokensPerReplica, or set recompute: Full or offload: Auto"
+    assert left.fault.startswith(ways) and not left.why
+
+
+def test_a_worker_without_memory_and_without_peers_ends_with_the_ways_out(agent: Agent) -> None:
+    def train(_: Assignment) -> int:
+        too_large()
+        return 0
+
+    agent.assign(1)
+    with pytest.raises(Retryable, match=r"rank 0: out of memory; lower hybridData\.tokensPerReplica"):
+        run_worlds(agent.assignments, WorldAborter(), train, next_world_seconds=0)
 
 
 def test_a_worker_that_is_asked_to_leave_is_aborted_until_it_has_left_and_says_what_it_holds(agent: Agent) -> None:

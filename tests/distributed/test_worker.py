@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,8 @@ from coxswain_link.environment import Environment
 from coxswain_link.handover import HandoverServer
 from coxswain_link.step_buffer import Buffer, pack
 from coxswain_link.store import open_store
+from coxswain_train.checkpoint import save_load
+from coxswain_train.checkpoint.snapshots import HostSnapshots
 from coxswain_train.engine.draws import seed_draws
 from coxswain_train.engine.engine import StepInput, StepResult
 from coxswain_train.live.claims import NotHeld
@@ -223,6 +226,50 @@ def test_a_worker_keeps_what_it_holds_where_another_rank_lacks_what_the_source_s
     with pytest.raises(worker.StateNotTaken, match=f"generation 1, step 5: {error}"):
         one._take_over(LiveSource(1, LAYOUT, 5, (Holder(0, 0),)))
     assert (live.current is not None) == kept
+
+
+def test_a_worker_whose_save_before_a_change_fails_ends_with_the_reason(run: Any, tmp_path: Path) -> None:
+    """The change waits for the manifest, while the worker's heartbeats go on."""
+    (tmp_path / "shards").write_text("a file where shards belong")
+    coordinator = OneRankCoordinator(steps=1, end="Moved")
+    with pytest.raises(Retryable, match="shards"):
+        run(coordinator, agent_goes=True)
+    assert not coordinator.saves
+
+
+def test_a_save_that_is_under_way_keeps_no_worker_in_a_world_that_is_over(tmp_path: Path) -> None:
+    written = threading.Event()
+
+    class Slow(HostSnapshots):
+        def take(self, state: Any) -> Any:
+            return [], SimpleNamespace(wait=bool, synchronize=written.wait)
+
+    one = worker.Worker.__new__(worker.Worker)
+    one._saver, over = save_load.Saver(open_store(f"file://{tmp_path}"), Slow()), iter([False, True])
+    one._is_aborted = lambda: next(over)
+    one._saver.begin({}, lambda *_: None)
+    one._await_save()
+    assert next(over, None) is None, "it has looked twice"
+    written.set()
+    one._saver.wait()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("no room")])
+def test_a_worker_whose_memory_cannot_hold_a_change_forgets_so_the_next_world_begins_at_a_checkpoint(
+    error: Exception,
+) -> None:
+    """The same change would fail in world after world, until they end the job."""
+
+    class Full:
+        def take_over(self, *_: Any) -> None:
+            raise error
+
+    one, live = worker.Worker.__new__(worker.Worker), LiveState()
+    live.begin(Cut(1, 0, 5, State()))
+    one._live, one._engine, one._world = live, Full(), OneRankCoordinator().current  # type: ignore[assignment]
+    with pytest.raises(type(error), match=str(error)):
+        one._take_over(LiveSource(1, LAYOUT, 5, (Holder(0, 0),)))
+    assert live.all_held(0) == ()
 
 
 class Noted(worker.Engine):

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from coxswain.live import Held
 from coxswain_train.agent.processes import WorkerHandle
@@ -88,6 +89,20 @@ async def test_a_worker_that_has_lost_its_peers_is_reported_at_once(tmp_path, co
         registered = coordinator.received["/v1/register"]
         await asyncio.to_thread(coordinator.wait_until, lambda: any(r.broken for r in registered))
         assert next((r.left, r.broken) for r in registered if r.broken) == (1, "Connection closed by peer")
+
+
+async def test_a_workers_own_error_goes_with_the_registration_behind_the_world_that_its_peers_have_ended(
+    tmp_path, coordinator
+):
+    say = '{"type": "Left", "generation": 1, "held": [], "fault": "CUDA out of memory"}'
+    program = (
+        f"socket.socket(fileno=os.dup(int(os.environ['COXSWAIN_ORDERS']))).send({say!r}.encode())\nwhile True: take()"
+    )
+    async with Started(coordinator.url, tmp_path, program):
+        coordinator.publish(world(1))
+        registered = coordinator.received["/v1/register"]
+        await asyncio.to_thread(coordinator.wait_until, lambda: any(r.fault for r in registered))
+        assert next((r.left, r.broken, r.fault) for r in registered if r.fault) == (1, UNSET, "CUDA out of memory")
 
 
 @asynccontextmanager

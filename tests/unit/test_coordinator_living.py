@@ -14,7 +14,7 @@ from coxswain.live import Held, Holder
 from coxswain.planlog import Generation
 from coxswain_coordinator.world.living import standings
 from tests.unit.coordinator_fakes import make_job, report_of
-from tests.unit.coordinator_lead import Lead, begun, holds, lose, register, served_of, small, training
+from tests.unit.coordinator_lead import Lead, begun, holds, led_again, lose, register, served_of, small, training
 from tests.unit.coordinator_samples import agents
 
 pytestmark = pytest.mark.looptime
@@ -243,6 +243,32 @@ async def test_the_reason_of_a_lost_world_becomes_clearer_and_never_less_clear(t
         register(lead, replace(one, broken="Connection closed by peer"), replace(two, broken="Connection reset"))
         assert lead.state.session.lost == "rank 1 on trainer-1 ended: exit code -9"
         assert lead.state.failures == 1
+
+
+async def test_a_worker_without_memory_is_the_reason_although_its_peers_report_its_loss_first(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        one, two = holds(lead, 2)
+        register(lead, replace(one, broken="Connection closed by peer"), replace(two, fault="out of memory"))
+        why = "a worker of trainer-1 has left by an error of its own: out of memory"
+        assert (lead.state.session.lost, lead.state.failures) == (why, 1)
+        register(lead, replace(one, broken="Connection reset"), replace(one, fault="shapes do not match"))
+        assert (lead.state.session.lost, lead.state.failures) == (why, 1), "what is as near to the cause comes too late"
+        await begun(lead, 2)
+        event = lead.state.events.latest()[-1]
+        assert (event.reason, event.message.startswith(why), event.warning) == ("WorkerRestarted", True, True)
+
+
+async def test_a_new_coordinator_names_a_workers_own_error_of_a_world_that_was_left_without_a_coordinator(tmp_path):
+    async with led_again(tmp_path) as lead:
+        one, two = holds(lead, 1, generation=1)
+        register(lead, replace(one, broken="Connection reset"), replace(two, fault="out of memory"))
+        await begun(lead, 2)
+        assert lead.state.events.latest()[-1].reason == "WorkerRestarted"
+        assert (
+            "a worker of trainer-1 has left by an error of its own: out of memory"
+            in lead.state.events.latest()[-1].message
+        )
 
 
 async def test_a_worker_that_ends_behind_its_agents_registration_gives_the_next_world_nothing(tmp_path):

@@ -9,8 +9,10 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain import wire
+from coxswain.config import JobConfig
 from coxswain.cost.change import change_peak
 from coxswain.cost.memory import RESERVED
+from coxswain.layout import Device
 from coxswain.models import parameter_specs
 from coxswain_coordinator import capacity
 from tests.unit.coordinator_fakes import make_job
@@ -18,6 +20,7 @@ from tests.unit.coordinator_lead import (
     Lead,
     begun,
     holds,
+    leading,
     lose,
     moved_to,
     one_replica,
@@ -177,3 +180,55 @@ async def test_a_change_is_judged_again_at_the_same_step_and_said_once(tmp_path)
         assert (session.move.step, session.move.saves) == (step, True)
         session.directive(step)
         assert not session.request_move("trainer-2 joined") and session.move.saves
+
+
+def with_one_on_standby(folder) -> JobConfig:
+    """A pipeline of two stages on three trainers."""
+    return small(folder, trainers=3, parallelism=replace(make_job(folder).parallelism, pipeline=2))
+
+
+async def test_a_trainer_on_standby_whose_pod_is_replaced_costs_no_world_and_joins_at_a_step_boundary(tmp_path):
+    async with training(with_one_on_standby(tmp_path)) as lead:
+        await lead.close(0, 1)
+        session, other = lead.state.session, replace(agents(3)[2], pod="demo-trainer-2-1", instance="another")
+        assert session.record.layout.standby == (Device(2, 0),)
+        register(lead, replace(other, starting=True))
+        await lead.close(2)
+        assert (session.lost, session.move, lead.state.failures) == ("", None, 0), "its agent still imports"
+        register(lead, other)
+        await lead.until(lambda: session.move)
+        step = session.move.step
+        await moved_to(lead, step)
+        record = lead.state.session.record
+        assert (record.trainers[2], record.first_step, lead.state.failures) == (other.pod, step, 0)
+        assert lead.state.events.latest()[-1].reason == "LayoutChanged"
+        await asyncio.sleep(5)
+        assert lead.state.session.move is None, "it is in the world now"
+
+
+async def test_a_trainer_on_standby_whose_agent_starts_again_in_its_pod_changes_nothing(tmp_path):
+    async with training(with_one_on_standby(tmp_path)) as lead:
+        await lead.close(0, 1)
+        register(lead, replace(agents(3)[2], instance="another"))
+        await lead.close(2)
+        await asyncio.sleep(5)
+        assert (lead.state.session.lost, lead.state.session.move) == ("", None)
+
+
+async def test_a_trainer_that_works_and_whose_pod_is_replaced_costs_its_world(tmp_path):
+    async with training(with_one_on_standby(tmp_path)) as lead:
+        await lead.close(0, 1)
+        register(lead, replace(agents(3)[1], pod="demo-trainer-1-1", instance="another"))
+        assert lead.state.session.lost == "trainer-1 was replaced by pod demo-trainer-1-1"
+
+
+async def test_a_new_coordinator_adopts_a_world_whose_trainer_on_standby_was_replaced_meanwhile(tmp_path):
+    job = with_one_on_standby(tmp_path)
+    async with training(job) as lead:
+        await lead.close(0)
+    async with leading(job, "two") as lead:
+        lead.index()
+        *working, aside = agents(3)
+        register(lead, *(replace(a, generation=1) for a in working), replace(aside, pod="demo-trainer-2-1"))
+        await begun(lead, 1)
+        assert lead.state.session.adopted and not lead.state.session.lost

@@ -11,6 +11,7 @@ from msgspec.structs import replace as structs_replace
 from coxswain.layout import Device, Seat
 from coxswain.wire import DeliveredDigests, Evaluation, Fault, WorkerExit
 from coxswain_coordinator.state.job_state import MAX_FAILURES, JobState
+from coxswain_coordinator.state.session import Hearsay
 from coxswain_coordinator.world.stalls import ARRIVAL, DATA, LONGEST, SILENCE, OpenStep, StallDetector, silent, stuck
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
@@ -233,7 +234,7 @@ def on_hearsay(tmp_path: Path) -> JobState:
     for _ in range(MAX_FAILURES - 1):
         hang(state)
     state.session = session(state.job)
-    state.fail_world("a worker of trainer-0 has lost its peers", hearsay=True)
+    state.fail_world("a worker of trainer-0 has lost its peers", Hearsay.LOST_PEER)
     assert (state.failures, state.fault) == (MAX_FAILURES, None)
     return state
 
@@ -257,7 +258,7 @@ async def test_a_job_that_ends_by_its_failures_waits_for_no_report_once_the_next
 ) -> None:
     async with training(make_job(tmp_path)) as lead:
         lead.state.failures = MAX_FAILURES - 1
-        lead.state.fail_world("a worker of trainer-0 has lost its peers", hearsay=True)
+        lead.state.fail_world("a worker of trainer-0 has lost its peers", Hearsay.LOST_PEER)
         assert not await lead.state.notifier.wait_until(lambda: lead.work.done(), 10)
         lead.arrive(left=1)
         finished = await asyncio.wait_for(lead.work, 60)

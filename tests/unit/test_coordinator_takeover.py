@@ -18,7 +18,7 @@ from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.world.formation import at_checkpoint, is_adoptable, next_generation, start_of
 from coxswain_link.http_client import JobEnded
 from tests.unit.coordinator_fakes import cluster, digests_of, make_job, store_of
-from tests.unit.coordinator_lead import leading, small, training
+from tests.unit.coordinator_lead import begun, holds, leading, led_again, register, small, training
 from tests.unit.coordinator_samples import agents, committed, session
 from tests.unit.test_coordinator_checkpoints import manifest
 
@@ -181,3 +181,32 @@ async def test_a_new_coordinator_adopts_the_world_from_the_last_checkpoint(tmp_p
         assert (report.phase, report.generation, report.step) == ("Completed", 1, 20)
         assert c.digests() == expected
         assert any(e.reason == "Resumed" and "kept running without a coordinator" in e.message for e in report.events)
+
+
+@pytest.mark.looptime
+async def test_workers_that_leave_an_adopted_world_for_the_change_of_the_coordinator_before_are_no_failure(tmp_path):
+    """They have its directive, and the new coordinator does not know of it."""
+    async with led_again(tmp_path) as lead:
+        register(lead, *(replace(a, generation=1) for a in agents(2)))
+        await begun(lead, 1)
+        assert lead.state.session.adopted
+        one, two = holds(lead, 1, generation=1)
+        register(lead, one)
+        assert "a change that the coordinator before had begun" in lead.state.session.lost
+        register(lead, two)
+        await begun(lead, 2)
+        assert lead.state.failures == 0
+        assert [(e.reason, e.warning) for e in lead.state.events.latest()][-1] == ("Resumed", False)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("holding", "failures"), [(False, 1), (True, 0)])
+async def test_an_agent_of_an_adopted_world_whose_worker_holds_nothing_any_more_has_lost_it(
+    tmp_path, holding, failures
+):
+    async with led_again(tmp_path) as lead:
+        register(lead, *(replace(a, generation=1) for a in agents(2)))
+        await begun(lead, 1)
+        one, _ = holds(lead, 1, generation=1)
+        register(lead, one if holding else replace(one, held=()))
+        assert lead.state.session.lost and lead.state.failures == failures

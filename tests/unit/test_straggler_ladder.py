@@ -296,3 +296,12 @@ async def test_all_devices_that_go_on_standby_are_named(tmp_path):
     j = Job(tmp_path, planner=two, trainers=3)
     await j.run(3, changes=False)
     assert "; trainer-1 device 0 and trainer-2 device 0 goes on standby: " in j.asked[0][1]
+
+
+async def test_a_change_that_a_loss_comes_before_does_not_make_the_next_one_wait(tmp_path):
+    j = Job(tmp_path)
+    while not j.asked:
+        await j.run(1, changes=False)
+    j.lose()
+    await j.run(3, changes=False)
+    assert [layout.standby for layout, _ in j.asked] == [(SLOW,), (SLOW,)]

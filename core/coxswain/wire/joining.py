@@ -50,6 +50,7 @@ class Register(msgspec.Struct, frozen=True):
     starting: bool | UnsetType = (
         UNSET  # an agent's, while its workers would wait for imports: no running world changes for it
     )
+    fault: str | UnsetType = UNSET  # an error of a worker's own that has broken that world
 
 
 class Registered(msgspec.Struct, frozen=True, omit_defaults=True):

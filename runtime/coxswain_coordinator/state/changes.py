@@ -63,9 +63,10 @@ class Changes:
             return None
         return self.layout
 
-    def due(self, current: Layout, present: Collection[int]) -> str:
-        """Why the world with this layout must change; empty: it is as it shall be. `present`: indices of registered trainers."""
-        here = {device.trainer for device in devices_of(current)}
+    def due(self, current: Layout, present: Collection[int], replaced: Collection[int] = ()) -> str:
+        """Why the world with this layout must change; empty: it is as it shall be. `present`: indices of registered trainers;
+        `replaced`: those whose pod the world does not know, which were on standby in it."""
+        here = {device.trainer for device in devices_of(current)} - set(replaced)
         if self.why and self.layout != current:
             return self.why
         if leavers := sorted(index for index in here if index >= self.size):

@@ -10,7 +10,7 @@ from coxswain.wire import Fault, Finished, Register, Registered, StopRequest, Wo
 from coxswain_coordinator.state.job_steps import JobSteps
 from coxswain_coordinator.state.notifier import Topic
 from coxswain_coordinator.state.registry import Arrival
-from coxswain_coordinator.state.session import Session
+from coxswain_coordinator.state.session import Hearsay, Session
 from coxswain_coordinator.state.trainers import count_exit, forget
 from coxswain_coordinator.steps import seconds_beside_tasks
 
@@ -24,6 +24,11 @@ def ended(exit_: WorkerExit) -> str:
     """What the end of a worker says of its world's."""
     why = exit_.fault.message if exit_.fault else f"exit code {exit_.exit_code}"
     return f"rank {exit_.rank} on {exit_.trainer} ended: {why}"
+
+
+def left_with_fault(member: Register) -> str:
+    """What an error of a worker's own says of its world's end."""
+    return f"a worker of {member.name} has left by an error of its own: {member.fault}"
 
 
 class JobState(JobSteps):
@@ -53,15 +58,11 @@ class JobState(JobSteps):
     def _admit(self, member: Register, arrival: Arrival) -> Registered:
         """Registers an agent. One whose workers are in a world that is over first makes them leave it."""
         session = self.session
-        if arrival == "replaced" and session is not None and self.trainers.has_devices_of(member.name):
+        if arrival == "replaced" and session is not None and self.trainers.works(member.name):
             self.mark_world_lost(f"{member.name} was replaced by pod {member.pod}")
             self.registry.register(member)  # this one need not register again
-        if member.broken and member.left == self.generation:
-            self.fail_world(f"a worker of {member.name} has lost its peers: {member.broken}", hearsay=True)
-            self.registry.register(member)
-        elif member.left == self.generation and self._goes_on():
-            self.fail_world(f"a worker of {member.name} has ended", hearsay=True)
-            self.registry.register(member)
+        if session is not None and member.left == self.generation:
+            self._hear_of_leaving(member)
         over = session is not None and member.generation > 0 and (session.lost or member.generation != self.generation)
         if not over or session is None:
             self.leaving.discard(member.name)
@@ -70,6 +71,20 @@ class JobState(JobSteps):
         self.registry.expect("trainer", member.name)
         return Registered(self.generation, lost=member.generation, stacks=session.hung)
 
+    def _hear_of_leaving(self, member: Register) -> None:
+        """Records why a worker of this agent has left the current world, or has ended in it, where no order explains it."""
+        assert self.session is not None
+        if member.fault:
+            self.fail_world(left_with_fault(member), Hearsay.OWN_FAULT)
+        elif member.broken:
+            self.fail_world(f"a worker of {member.name} has lost its peers: {member.broken}", Hearsay.LOST_PEER)
+        elif self._goes_on() and self._moves(member):
+            self.mark_world_lost(f"{member.name} has left for a change that the coordinator before had begun")
+            self.session.hearsay = Hearsay.LOST_PEER
+        elif self._goes_on():
+            self.fail_world(f"a worker of {member.name} has ended", Hearsay.LOST_PEER)
+        self.registry.register(member)  # this one need not register again
+
     def _goes_on(self) -> bool:
         """Whether no worker has a reason to leave the current world. The report of an exit may have gone to a coordinator that is
         gone, or have come before its agent was known."""
@@ -77,6 +92,11 @@ class JobState(JobSteps):
         if session is None or session.lost or session.ending is not None:
             return False
         return session.move is None or not session.move.decided
+
+    def _moves(self, member: Register) -> bool:
+        """Whether its workers have left an adopted world with their state and no reason: only a directive explains that."""
+        adopted = self.session is not None and self.session.adopted
+        return adopted and any(held.generation == self.generation for held in member.held or ())
 
     # --- worlds -----------------------------------------------------------------------------------
 
@@ -96,7 +116,7 @@ class JobState(JobSteps):
         summary = f"{where}: {len(session.world.seats)} ranks, {record.layout.summary()}"
         if before is not None and before.planned:
             self.record_event("LayoutChanged", f"{before.lost}; {summary}")
-        elif before is not None and before.hearsay and alive:
+        elif before is not None and before.hearsay is Hearsay.LOST_PEER and alive:
             changed = before.record.layout != record.layout
             self.record_event("LayoutChanged" if changed else "Resumed", f"{before.lost}; {summary}")
         elif before is not None:
@@ -159,17 +179,17 @@ class JobState(JobSteps):
         self.session.hung = True
         self.fail_world(f"{why}; the logs of the trainers have the stacks of their ranks")
 
-    def fail_world(self, why: str, hearsay: bool = False) -> None:
+    def fail_world(self, why: str, hearsay: Hearsay = Hearsay.EXIT) -> None:
         """Marks the current world lost by a failure. `MAX_FAILURES` worlds in a row without a new step end the job.
 
-        `hearsay`: a worker has lost a peer; the peer's own end may be reported later, and is the reason then.
+        A cause may be reported after what follows from it: it is the reason then.
         """
         session = self.session
         if session is None or session.saved_end:
             return
         if session.lost:
-            session.lost = why if session.hearsay else session.lost
-            session.hearsay = session.hearsay and hearsay
+            if hearsay < session.hearsay:
+                session.lost, session.hearsay = why, hearsay
         else:
             self.mark_world_lost(why)
             session.hearsay = hearsay
@@ -207,9 +227,11 @@ class JobState(JobSteps):
         assert self.session is not None
         early = self._early_exit if self._early_exit and self._early_exit.generation == self.generation else None
         self.mark_world_lost(ended(early) if early else why)
-        self.session.hearsay = early is None
+        self.session.hearsay = Hearsay.EXIT if early else Hearsay.LOST_PEER
         for member in left:
             self.registry.register(member)
+            if member.fault and member.left == self.generation and self.session.hearsay > Hearsay.OWN_FAULT:
+                self.session.lost, self.session.hearsay = left_with_fault(member), Hearsay.OWN_FAULT
 
     def end_for_change(self, session: Session) -> None:
         """Replaces a world that has ended at a step boundary for a planned change."""

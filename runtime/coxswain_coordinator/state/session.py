@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from enum import IntEnum
 
 import msgspec
 from msgspec import UNSET
@@ -24,6 +25,14 @@ _PLANS_A_REPLY = 8
 
 Cut = Callable[[PlanParts], msgspec.Raw]
 """Chooses a member's part of a plan."""
+
+
+class Hearsay(IntEnum):
+    """How far what explains the loss of a world is from its cause. What is nearer replaces what is farther."""
+
+    EXIT = 0  # a worker's end, or what the coordinator itself has found
+    OWN_FAULT = 1  # an error of a worker's own, which goes on in the next world
+    LOST_PEER = 2  # a worker has lost a peer, or has ended and its exit is not reported
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -59,7 +68,7 @@ class Session:
         self.exited: dict[int, int] = {}  # exit code by rank
         self.lost = ""  # why this world must be replaced; empty: it is valid
         self.planned = False  # lost by a planned change: it ended at a step boundary
-        self.hearsay = False  # lost by what a peer of the lost rank says: the reason may become clearer
+        self.hearsay = Hearsay.EXIT  # how well it is known why this world is lost
         self.move: Move | None = None  # a planned change ends this world
         self.stop_at: int | None = None  # suspend before this step
         self.ending: StepDirective | None = None

@@ -9,7 +9,6 @@ from coxswain.exits import Exit
 from coxswain.layout import Layout
 from coxswain.trainer_figures import TrainerFigures
 from coxswain.wire import Register, TrainerReport, WorkerExit
-from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.state.registry import MemberRegistry
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
@@ -24,9 +23,9 @@ class Trainers:
     registry: MemberRegistry
     layout: Layout | None = None  # None: there is no world
 
-    def has_devices_of(self, name: str) -> bool:
-        """Whether a device of this trainer is in the world, also on standby."""
-        return self.layout is not None and any(self.names[d.trainer] == name for d in devices_of(self.layout))
+    def works(self, name: str) -> bool:
+        """Whether a device of this trainer has a seat in the world: one on standby holds nothing."""
+        return self.layout is not None and any(self.names[s.device.trainer] == name for s in self.layout.ranks())
 
     def agent(self, index: int) -> Register | None:
         """None: it has not registered with this coordinator."""

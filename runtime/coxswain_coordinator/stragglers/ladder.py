@@ -132,6 +132,8 @@ class Ladder:
             self._judge_layout(before.record, record)
         kept = {d for d in here if before and _pod(before.record, d) == _pod(record, d)}
         self._powers = {d: power for d, power in self._powers.items() if d in kept}
+        if before and self._expected and self._expected.layout not in (before.record.layout, record.layout):
+            del self._changes[-1:]  # it was requested last, and the world was lost before it: it has cost nothing
         self._rewind(record.first_step)
         self.aside.enter(self._job, record.layout, kept if before else None)
         if before:  # it cost nothing while it had no work

@@ -94,14 +94,12 @@ def digest_of(job: JobConfig) -> str:
 def is_adoptable(
     record: Generation | None, job: JobConfig, agents: Sequence[Register], loaders: tuple[LoaderShare, ...]
 ) -> bool:
-    """Whether an earlier coordinator's world still runs: all of its trainers report it."""
-    return (
-        record is not None
-        and record.job == digest_of(job)
-        and record.loaders == loaders
-        and len(members_of(record, agents)) == sum(map(bool, record.trainers))
-        and all(a.generation == record.generation and not a.left for a in members_of(record, agents))
-    )
+    """Whether an earlier coordinator's world still runs: all of its trainers that work report it. One on standby may be gone."""
+    if record is None or record.job != digest_of(job) or record.loaders != loaders:
+        return False
+    working = {seat.device.trainer for seat in record.layout.ranks()}
+    there = [a for a in members_of(record, agents) if index_of(a.name) in working]
+    return len(there) == len(working) and all(a.generation == record.generation and not a.left for a in there)
 
 
 def members_of(record: Generation, agents: Iterable[Register]) -> list[Register]:

@@ -123,6 +123,7 @@ class Agent:
             held=self._held() or UNSET,
             left=self._generation if self._generation and (is_out or not all(inside)) else UNSET,
             broken=next((said.why for said in left if said.why), UNSET),
+            fault=next((said.fault for said in left if said.fault), UNSET),
             starting=UNSET if self._fork_server.ready.is_set() else True,
         )
         reply = await self._client.post("/v1/register", me, Registered, deadline=self._give_up)

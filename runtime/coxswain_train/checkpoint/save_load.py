@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import msgspec
 import safetensors.torch
@@ -66,6 +66,10 @@ class Saver:
         """Raises the error of a save that has ended."""
         if self._running is not None and self._running.done():
             self.wait()
+
+    def has_ended(self, patience: float) -> bool:
+        """Whether nothing is being written, after so many seconds at most."""
+        return self._running is None or bool(wait([self._running], patience).done)
 
     def wait(self) -> None:
         """Returns when nothing is being written; raises the error of the save."""

@@ -43,6 +43,7 @@ class Left(msgspec.Struct, frozen=True, tag=True):
     generation: int  # of the world that it has left
     held: tuple[Held, ...]
     why: str = ""  # it has left unasked: its world broke
+    fault: str = ""  # an error of its own broke its world
 
 
 class Probed(msgspec.Struct, frozen=True, tag=True):
@@ -71,6 +72,7 @@ class AssignmentChannel:
         self._inside = self._waits = False  # whether the main thread is in a world, or waits for one
         self._alone = False  # the agent is gone
         self._said = -1  # the latest world of which `Left` is sent
+        self._fault = ""  # of its own, with which the main thread waits for the next world
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._listen, name="assignments", daemon=True)
         self._thread.start()
@@ -81,23 +83,23 @@ class AssignmentChannel:
     ) -> AssignmentChannel:
         return AssignmentChannel(socket.socket(fileno=int(os.environ[variable])), abort, held)
 
-    def next(self, patience: float | None) -> Assignment | None:
+    def next(self, patience: float | None, fault: str = "") -> Assignment | None:
         """Takes and acknowledges the newest assignment to a later world; None: none came within `patience` seconds, or the agent
         is gone.
 
-        A worker that the agent has asked to leave waits as long as its agent is there.
+        A worker that the agent has asked to leave waits as long as its agent is there, and answers also with its own `fault`.
         """
         with self._change:
-            self._waits = True
+            self._waits, self._fault = True, fault
             if self._is_over:  # the order came as it was on its way out, or before it waited for its first world
-                self._send_left("")
+                self._send_left()
             self._change.wait_for(lambda: self._pending or self._alone or self._is_over, patience)
             if self._is_over:
                 self._change.wait_for(lambda: self._pending or self._alone)
             if not self._pending:
                 return None
             assert self._newest is not None
-            self._taken, self._inside, self._waits = self._newest.generation, True, False
+            self._taken, self._inside, self._waits, self._fault = self._newest.generation, True, False, ""
             self._change.notify_all()
             self._channel.send(msgspec.json.encode(self._newest))
             return self._newest
@@ -150,15 +152,15 @@ class AssignmentChannel:
             return
         self._over = order.generation
         if self._waits:  # it has left by itself, or not begun
-            self._send_left("")
+            self._send_left()
         elif self._inside and self._held():  # else nothing is lost with it: its agent need not wait
             self._send(Leaving(self._taken))
 
-    def _send_left(self, why: str) -> None:
+    def _send_left(self, why: str = "") -> None:
         if self._said == self._taken:
             return
         self._said = self._taken
-        self._send(Left(self._taken, self._held(), why))
+        self._send(Left(self._taken, self._held(), why, self._fault))
 
     def _send(self, answer: Leaving | Left) -> None:
         with suppress(OSError):  # the agent is gone

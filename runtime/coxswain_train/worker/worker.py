@@ -44,11 +44,12 @@ from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, Assignmen
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
 from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
 from coxswain_train.worker.rendezvous import fetch_world, rendezvous
-from coxswain_train.worker.worlds import StateNotTaken, run_worlds
+from coxswain_train.worker.worlds import StateNotTaken, is_out_of_memory, run_worlds
 
 log = logging.getLogger(__name__)
 
 _DRAIN_SECONDS = 10.0  # seconds to stay until a suspension is saved
+_LOOK_SECONDS = 0.1  # between two looks for the end of a world
 _FLUSH_SECONDS = 2.0  # to send what is unsent of a world that is left
 
 
@@ -160,6 +161,7 @@ class Worker:
             if directive.checkpoint:
                 self._save(directive)
             if directive.end == "Moved":
+                self._await_save()
                 return None
             if directive.end:
                 return self._leave(directive)
@@ -212,6 +214,10 @@ class Worker:
             if not isinstance(error, NotHeld):
                 self._live.forget()  # it would be no better in the next world: that begins at a checkpoint
             raise StateNotTaken(f"generation {source.generation}, step {source.step}: {error}") from error
+        except Exception as error:
+            if is_out_of_memory(error):  # the same change would fail again
+                self._live.forget()
+            raise
         log.info("rank %d goes on at step %d from living state", self._assignment.rank, source.step)
 
     def _directive(self, step: int) -> wire.StepDirective:
@@ -270,6 +276,13 @@ class Worker:
 
         large = ranks >= LARGE_WORLD
         self._saver.begin(self._engine.boxes(), report, sidecars=large)
+
+    def _await_save(self) -> None:
+        """Raises the error of the save before a change: the next world waits for its manifest, and no later step would raise it.
+        Ends early where the world is over: then the state in memory counts."""
+        while not (self._saver.has_ended(_LOOK_SECONDS) or self._is_aborted()):
+            pass
+        self._saver.check()
 
     def _leave(self, directive: wire.StepDirective) -> int:
         """Waits for the manifest: a new coordinator may need the reports again.

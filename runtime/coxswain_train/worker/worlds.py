@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 NEXT_WORLD_SECONDS = 3.0  # seconds from an error, which may be this worker's own, to the order to leave the world
 _OWN_FAULT = "Duplicate GPU detected"  # NCCL's, in an error of the class of lost peers: two ranks share a device
+_NO_HOST_MEMORY = "DefaultCPUAllocator: "  # torch's, in a RuntimeError
+_LESS_MEMORY = "out of memory; lower hybridData.tokensPerReplica, or set recompute: Full or offload: Auto: "
 _LOST_PEER = ("gloo/transport", "gloo/rendezvous", "Connection reset by peer", "NCCL communicator was aborted")
 
 
@@ -45,10 +47,11 @@ def run_worlds(
         assignments.step_out()
         leave_world()
         mine = ended is not None and ended.mine
+        said = "" if ended is None else _first_line(ended.error)
         if not mine:
-            assignments.leave("" if ended is None or aborter.is_over() else _first_line(ended.error))
+            assignments.leave("" if aborter.is_over() else said)
         free_world()  # ahead of the next one's model, while that world is agreed on
-        following = assignments.next(next_world_seconds if mine else None)
+        following = assignments.next(next_world_seconds, said) if mine else assignments.next(None)
         if following is None:
             raise _end(assignment, ended)
         assignment = following
@@ -72,13 +75,21 @@ def _train(
         if not _may_pass(error, over):
             raise
         log.warning("rank %d of world %d: %s", assignment.rank, assignment.generation, _first_line(error))
-        return Fault(error, not over and not is_lost_peer(error), without_frames(error))
+        mine = is_out_of_memory(error) or not (over or is_lost_peer(error))
+        return Fault(error, mine, without_frames(error))
 
 
 def _may_pass(error: Exception, over: bool) -> bool:
     """Whether another world may go on where this one broke. torch raises RuntimeError when a peer is gone, and any error where
     its groups are aborted while they are used."""
-    return isinstance(error, (RuntimeError, Retryable, Stale)) or (over and not isinstance(error, CoxswainError))
+    broken = isinstance(error, (RuntimeError, MemoryError, Retryable, Stale))
+    return broken or (over and not isinstance(error, CoxswainError))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether device or host have refused an allocation: no peer and no abort causes that."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and _NO_HOST_MEMORY in str(error))
 
 
 def is_lost_peer(error: Exception) -> bool:
@@ -101,4 +112,6 @@ def _end(assignment: Assignment, ended: Fault | None) -> CoxswainError:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error)[:500].partition("\n")[0]
+    """One line of an error; where memory was short, behind what makes a step need less of it."""
+    line = (str(error) or type(error).__name__)[:500].partition("\n")[0]
+    return _LESS_MEMORY + line if is_out_of_memory(error) else line

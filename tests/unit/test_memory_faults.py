@@ -16,7 +16,7 @@ from coxswain.api.resolve import resolve
 from coxswain.api.validate import check
 from coxswain.config import JobConfig, ModelConfig, ParallelConfig, ReplicaShape, StageShape
 from coxswain.cost import memory
-from coxswain.cost.memory import StagePlace, Widths, Workload, peaks, spots_of, stage_peak
+from coxswain.cost.memory import Shares, StagePlace, Widths, Workload, peaks, spots_of, stage_peak
 from coxswain.holdings import ParameterSpec
 from coxswain.layout import Device, uniform_layout
 from coxswain.models import parameter_specs
@@ -169,7 +169,7 @@ def noted(call: Callable[..., Any], made: list[str]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("policy", [{}, {"tensor": 2, "pipeline": 4}, {"mode": "Auto"}], ids=["", "stages", "Auto"])
 @pytest.mark.parametrize("copies", ["None", "EveryStep"])
-def test_a_job_of_100_000_trainers_is_judged_by_no_more_sums_than_one_of_a_thousand(
+def test_a_job_of_10_000_trainers_is_judged_by_no_more_sums_than_one_of_a_thousand(
     policy: dict[str, Any], copies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal ranks need the same."""
@@ -185,7 +185,8 @@ def test_a_job_of_100_000_trainers_is_judged_by_no_more_sums_than_one_of_a_thous
         assert isinstance(resolve(manifest, [sample("DataSource")], [sample("DataMix")], [], uid=""), JobConfig)
         return len(made)
 
-    assert calls(100_000) == calls(1000) <= 1200
+    assert calls(500) <= 1200  # and what is remembered of the model is known from here on
+    assert calls(10_000) == calls(1000) <= 1200
 
 
 @pytest.mark.parametrize("tensor", [1, 4])
@@ -200,7 +201,7 @@ def test_a_model_of_many_layers_is_judged_by_no_more_boxes_than_one_of_few(
         made.clear()
         model = ModelConfig(layers=layers, hidden=64, heads=4, kv_heads=4, feed_forward=96, vocabulary=512)
         layout = uniform_layout([Device(0, d) for d in range(4 * tensor)], layers, tensor, 4)
-        assert len(spots_of(model, parameter_specs(model, 512), layout, copies=False)) == 4 * tensor
+        assert len(spots_of(Shares(model, parameter_specs(model, 512)), layout, copies=False)) == 4 * tensor
         return len(made)
 
     assert boxes(64) == boxes(8) < 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from coxswain.names import CONTROLLER, LABEL_JOB_UID
 from coxswain.wire import JobReport
@@ -12,7 +13,7 @@ from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.job_token import TokenKeys
 from coxswain_operator.children.scheduling import has_minimum
 from coxswain_operator.clock import SteadyClock
-from coxswain_operator.cluster import Cluster, JobControl
+from coxswain_operator.cluster import Cluster, Denied, JobControl
 from coxswain_operator.executor import ActionExecutor
 from coxswain_operator.node_decoding import quarantine_view
 from coxswain_operator.pod_decoding import child_view, holder_view, with_nodes
@@ -119,9 +120,12 @@ class Controller:
         )
 
     async def _quarantines(self) -> tuple[QuarantineView, ...]:
-        if not self._settings.quarantine:
-            return ()
-        return tuple(map(quarantine_view, await self._cluster.list("NodeQuarantine", "")))
+        """None without the right to list them, which the cluster logs once: jobs go on without."""
+        found: list[Manifest] = []
+        if self._settings.quarantine:
+            with suppress(Denied):
+                found = await self._cluster.list("NodeQuarantine", "")
+        return tuple(map(quarantine_view, found))
 
     async def _admissions(self, job: Manifest) -> tuple[AdmissionView, ...] | None:
         """Of a job that Kueue may admit with fewer trainers."""

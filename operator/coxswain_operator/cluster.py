@@ -48,7 +48,8 @@ class Cluster(Protocol):
         ...
 
     async def list(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
-        """All current objects of a kind. Not for pods, nodes and Secrets."""
+        """All current objects of a kind. Not for pods, nodes and Secrets. Raises Denied for NodeQuarantines that the operator may
+        not list."""
         ...
 
     async def pod_views(self, namespace: str, job_uid: str) -> Sequence[PodView]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from coxswain.names import CONTROLLER, LABEL_JOB_UID
 from coxswain.wire import JobReport
@@ -12,7 +13,7 @@ from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.job_token import TokenKeys
 from coxswain_operator.children.scheduling import has_minimum
 from coxswain_operator.clock import SteadyClock
-from coxswain_operator.cluster import Cluster, JobControl
+from coxswain_operator.cluster import Cluster, Denied, JobControl
 from coxswain_operator.executor import ActionExecutor
 from coxswain_operator.node_decoding import quarantine_view
 from coxswain_operator.pod_decoding import child_view, holder_view, with_nodes
@@ -35,7 +36,7 @@ from coxswain_operator.workqueue import RequeueDelay
 
 WATCHED = ("TrainingJob", "Pod", "DataSource", "DataMix", "ParallelismPolicy")
 RETRY_SECONDS = 1.0  # after a pass that failed half-way
-QUOTA_SECONDS = 10.0  # between two tries to create what a quota leaves no room for
+QUOTA_SECONDS = 10.0  # between two tries to create what a quota leaves no room for, or whose name another owner holds
 QUIET_FACTOR = 10.0  # times its own cost: the delay after a pass that found nothing to do
 MAX_HOLDERS = 5  # of taken names that one pass looks at
 RESYNC_SECONDS = 600.0  # between passes over a finished job
@@ -119,9 +120,12 @@ class Controller:
         )
 
     async def _quarantines(self) -> tuple[QuarantineView, ...]:
-        if not self._settings.quarantine:
-            return ()
-        return tuple(map(quarantine_view, await self._cluster.list("NodeQuarantine", "")))
+        """None without the right to list them, which the cluster logs once: jobs go on without."""
+        found: list[Manifest] = []
+        if self._settings.quarantine:
+            with suppress(Denied):
+                found = await self._cluster.list("NodeQuarantine", "")
+        return tuple(map(quarantine_view, found))
 
     async def _admissions(self, job: Manifest) -> tuple[AdmissionView, ...] | None:
         """Of a job that Kueue may admit with fewer trainers."""
@@ -182,11 +186,16 @@ class Controller:
         """Returns the longest delay until the next pass, in seconds."""
         smooth = await self._executor.execute(observed.job, decision)
         if decision.of(*_WRITES):
-            refused = observed.rejection and self._executor.rejection(observed.job)
-            return 0.0 if smooth else QUOTA_SECONDS if refused else RETRY_SECONDS
+            return 0.0 if smooth else QUOTA_SECONDS if self._is_stuck(observed) else RETRY_SECONDS
         wakes = [a.time - self._clock() for a in decision.actions if isinstance(a, RequeueAt)]
         rest = RESYNC_SECONDS if is_finished(observed) else self._poll_seconds
         return max(0.0, min([rest, *wakes]))
+
+    def _is_stuck(self, observed: Observed) -> bool:
+        """The pass before was refused something, or found a name that another owner holds; and so was this one."""
+        refused = observed.rejection and self._executor.rejection(observed.job)
+        held = any(not holder.leftover for holder in observed.holders)
+        return bool(refused or (held and self._executor.taken(observed.job)))
 
 
 _WRITES = (WriteStatus, Create, CreatePod, Delete)

@@ -43,6 +43,7 @@ class ActionExecutor:
         self._taken: dict[str, list[tuple[str, str]]] = {}  # likewise
         self._workers: dict[str, int] = {}  # by the job's uid, during a restart
         self._quarantining = asyncio.Lock()
+        self._said = ""  # why the last quarantine could not be made or ended
 
     def rejection(self, job: Manifest) -> Fault | None:
         """The first refusal of a child, or of a child's deletion, in the last pass; also a failure of the server."""
@@ -117,7 +118,7 @@ class ActionExecutor:
             case Quarantine():
                 await self._quarantine(job, action)
             case EndQuarantine(name, uid):
-                await _attempt(self._cluster.delete("NodeQuarantine", "", name, uid))
+                await self._attempt(self._cluster.delete("NodeQuarantine", "", name, uid))
             case Event():
                 await self._cluster.publish(job, action)
         return True
@@ -125,10 +126,26 @@ class ActionExecutor:
     async def _quarantine(self, job: Manifest, action: Quarantine) -> None:
         """One at a time: another job's pass may have made one since this one looked."""
         async with self._quarantining:
-            found = await self._cluster.list("NodeQuarantine", "")
-            made = [q for q in found if LABEL_JOB_UID in (q["metadata"].get("labels") or {})]
-            if len(made) < action.limit and await _attempt(self._cluster.create(action.manifest)):
+            if await self._attempt(self._make_within(action)):
                 await self._cluster.publish(job, action.event)
+
+    async def _make_within(self, action: Quarantine) -> bool:
+        """None beyond the limit, so none where they cannot be counted."""
+        found = await self._cluster.list("NodeQuarantine", "")
+        made = [q for q in found if LABEL_JOB_UID in (q["metadata"].get("labels") or {})]
+        if len(made) < action.limit:
+            await self._cluster.create(action.manifest)
+        return len(made) < action.limit
+
+    async def _attempt(self, call: Awaitable[bool | None]) -> bool:
+        """A node that cannot be quarantined, or admitted again, is no reason to stop a job. What is refused in each pass is
+        said once."""
+        try:
+            return await call is not False
+        except (AlreadyExists, Refused, Retryable) as error:
+            log.log(logging.DEBUG if str(error) == self._said else logging.WARNING, "quarantine: %s", error)
+            self._said = str(error)
+            return False
 
     def _manifest(self, job: Manifest, action: CreatePod) -> Manifest:
         """A template that passes every check and yet cannot be laid over a pod must not stop the job without a word."""
@@ -162,16 +179,6 @@ class ActionExecutor:
         except (Refused, Retryable) as error:
             self._rejections.setdefault(job["metadata"]["uid"], fault_of(what, error))
             raise _Rejected from error
-
-
-async def _attempt(call: Awaitable[object]) -> bool:
-    """A node that cannot be quarantined, or admitted again, is no reason to stop a job."""
-    try:
-        await call
-    except (AlreadyExists, Refused, Retryable) as error:
-        log.warning("quarantine: %s", error)
-        return False
-    return True
 
 
 async def _run(batch: SlowStartBatch) -> bool:

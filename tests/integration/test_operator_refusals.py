@@ -73,6 +73,29 @@ async def test_a_limit_range_that_the_default_resources_break_is_waited_for(api:
                 await asyncio.sleep(0.1)
 
 
+async def test_a_namespace_that_is_deleted_is_named_and_then_written_about_no_more(api: ApiServer) -> None:
+    """No controller of namespaces runs here, so that it is deleted for as long as the test lasts."""
+    namespace = new_namespace(api)
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        controller = Controller(cluster, FakeCoordinator())
+        await look(cluster, controller, namespace)
+        assert api.http.delete(f"/api/v1/namespaces/{namespace}").is_success
+        for pod in pods(api, namespace):
+            place = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
+            assert api.http.delete(place, params={"gracePeriodSeconds": 0}).is_success
+        await until_said(api, controller, namespace, "NamespaceTerminating: Secret demo-")
+        await look(cluster, controller, namespace)
+        version = job(api, namespace)["metadata"]["resourceVersion"]
+        await look(cluster, controller, namespace, passes=20)
+        assert job(api, namespace)["metadata"]["resourceVersion"] == version
+        assert pods(api, namespace) == []
+        assert api.http.delete(api.path("trainingjobs", "demo", namespace=namespace)).is_success
+        async with asyncio.timeout(20):
+            while await controller.pass_once(namespace, "demo") is not None:
+                await asyncio.sleep(0.1)
+
+
 async def test_a_pod_that_no_server_takes_ends_the_job_with_the_servers_words(api: ApiServer) -> None:
     namespace = new_namespace(api)
     volumes = [{"name": "fast", "emptyDir": {}, "configMap": {"name": "c"}}]

@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from coxswain import models
 from coxswain.api.field_errors import FieldError
 from coxswain.api.resolve import resolve
 from coxswain.api.validate import check
-from coxswain.config import JobConfig
+from coxswain.config import JobConfig, ModelConfig
+from coxswain.cost import offload
+from coxswain.holdings import ParameterSpec
+from coxswain.models import parameter_specs
+from coxswain.plan.strategy import kinds
 from tests.api_samples import sample
 
 GPU = {"mode": "Auto", "hardware": "a100-40g", "hybridData": {"tokensPerReplica": 2048}}
@@ -104,3 +109,23 @@ def test_a_model_of_one_s_own_is_refused_by_name() -> None:
     found = faults(job(GPU, model={"custom": own}))
     assert [(f.path, f.reason) for f in found] == [("spec.parallelism.mode", "CustomModelNotSplit")]
     assert found[0].way_out == "set mode: Fixed"
+
+
+def test_a_deep_model_that_fits_nowhere_is_judged_by_one_look_at_its_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The operator judges jobs between renewals of its Lease: one of 1,024 layers took ten seconds."""
+    looks: list[int] = []
+
+    def look(model: ModelConfig, vocabulary: int) -> tuple[ParameterSpec, ...]:
+        looks.append(model.layers)
+        return parameter_specs(model, vocabulary)
+
+    for module in (kinds, offload, models):
+        monkeypatch.setattr(module, "parameter_specs", look)
+    deep = {"layers": 1024, "hidden": 8064, "heads": 64, "kvHeads": 64, "feedForward": 28672}
+    wide = {"mode": "Auto", "hardware": "a100-80g", "hybridData": {"tokensPerReplica": 1_000_000}}
+    trainers = {"count": 64, "minCount": 64, "maxCount": 64, "devicesPerTrainer": 64}
+    (fault,) = faults(job(wide, model={"config": deep}, trainers=trainers))
+    assert fault.reason == "MemoryTooSmall"
+    assert sum(looks) < 2 * 1024

@@ -109,6 +109,10 @@ REFUSED = [
         {"layout": layout(stages((1, 4), count=2), stages((2, 4), count=2))}, 3, "spec.parallelism.layout.replicas",
         "each from the first trainer with enough left, and 6 devices would do; list replicas with larger tensor groups first",
     ),
+    (
+        {"layout": layout(stages((1, 2), (1, 2), count=2049))}, 2, "spec.parallelism.layout.replicas",
+        "all replicas together have 4098 stages (allowed: at most 4096); use fewer replicas or stages, or tensor and pipeline",
+    ),
 ]  # fmt: skip
 
 
@@ -184,3 +188,14 @@ def test_a_layout_in_line_is_resolved_for_the_services() -> None:
         ReplicaShape((StageShape(1, 2), StageShape(3, 1))), ReplicaShape((StageShape(4, 1),), count=2),
     )  # fmt: skip
     assert found.parallelism.least_devices == 5
+
+
+@pytest.mark.parametrize("field", ["count", "minCount", "maxCount"])
+def test_more_trainers_than_the_operator_can_look_at_in_one_pass_are_refused_by_name(field: str) -> None:
+    manifest = job()
+    manifest["spec"]["trainers"] = {"count": 10_000, "minCount": 2, "maxCount": 10_000}
+    assert check(manifest) == []
+    manifest["spec"]["trainers"][field] = 10_001
+    (fault, *_) = check(manifest)
+    assert fault.path == f"spec.trainers.{field}"
+    assert "10000" in fault.text

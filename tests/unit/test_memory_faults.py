@@ -16,9 +16,9 @@ from coxswain.api.resolve import resolve
 from coxswain.api.validate import check
 from coxswain.config import JobConfig, ModelConfig, ParallelConfig, ReplicaShape, StageShape
 from coxswain.cost import memory
-from coxswain.cost.memory import StagePlace, Widths, Workload, peaks, spots_of, stage_peak
+from coxswain.cost.memory import Shares, StagePlace, Widths, Workload, peaks, spots_of, stage_peak
 from coxswain.holdings import ParameterSpec
-from coxswain.layout import Device, uniform_layout
+from coxswain.layout import Device, layout_for, uniform_layout
 from coxswain.models import parameter_specs
 from tests.api_samples import sample
 
@@ -169,7 +169,7 @@ def noted(call: Callable[..., Any], made: list[str]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("policy", [{}, {"tensor": 2, "pipeline": 4}, {"mode": "Auto"}], ids=["", "stages", "Auto"])
 @pytest.mark.parametrize("copies", ["None", "EveryStep"])
-def test_a_job_of_100_000_trainers_is_judged_by_no_more_sums_than_one_of_a_thousand(
+def test_a_job_of_10_000_trainers_is_judged_by_no_more_sums_than_one_of_a_thousand(
     policy: dict[str, Any], copies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal ranks need the same."""
@@ -185,7 +185,8 @@ def test_a_job_of_100_000_trainers_is_judged_by_no_more_sums_than_one_of_a_thous
         assert isinstance(resolve(manifest, [sample("DataSource")], [sample("DataMix")], [], uid=""), JobConfig)
         return len(made)
 
-    assert calls(100_000) == calls(1000) <= 1200
+    assert calls(500) <= 1200  # and what is remembered of the model is known from here on
+    assert calls(10_000) == calls(1000) <= 1200
 
 
 @pytest.mark.parametrize("tensor", [1, 4])
@@ -200,7 +201,7 @@ def test_a_model_of_many_layers_is_judged_by_no_more_boxes_than_one_of_few(
         made.clear()
         model = ModelConfig(layers=layers, hidden=64, heads=4, kv_heads=4, feed_forward=96, vocabulary=512)
         layout = uniform_layout([Device(0, d) for d in range(4 * tensor)], layers, tensor, 4)
-        assert len(spots_of(model, parameter_specs(model, 512), layout, copies=False)) == 4 * tensor
+        assert len(spots_of(Shares(model, parameter_specs(model, 512)), layout, copies=False)) == 4 * tensor
         return len(made)
 
     assert boxes(64) == boxes(8) < 100
@@ -210,10 +211,9 @@ def test_policies_whose_devices_lack_room_for_an_even_share_of_the_model_are_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[str] = []
-    monkeypatch.setattr(memory_faults, "peaks", noted(memory_faults.peaks, made))
-    fullest.cache_clear()
+    monkeypatch.setattr(memory_faults, "fullest", noted(fullest, made))
     assert "use devices with more memory" in fault(job("llama-70b", 1, 1)).way_out
-    assert made == ["peaks"]  # of the policy itself
+    assert made == ["fullest"]  # of the policy itself
 
 
 @pytest.mark.parametrize("standby", [0, 1, 900])
@@ -252,3 +252,17 @@ def test_a_few_of_many_equal_replicas_show_what_the_fullest_device_of_all_needs(
             assert found is not None
             assert found[1].total == max(peak.total for peak in every), (trainers, each, tensor, pipeline, copies)
     assert checked > 90
+
+
+def test_a_layout_is_laid_out_once_however_many_ways_out_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a hundred thousand replicas took six seconds of the operator's event loop each time."""
+    made: list[str] = []
+    monkeypatch.setattr(memory_faults, "layout_for", noted(layout_for, made))
+    replicas = [{"count": 37, "stages": [{"layers": 1}, {"layers": 1}]}, {"stages": [{"layers": 2}]}]
+    shape = {"layout": {"replicas": replicas}, "hybridData": {"tokensPerReplica": 10**9}, "hardware": "a100-80g"}
+    manifest = job("llama-1b", 10, 8, **shape)
+    model = {"layers": 2, "hidden": 8192, "heads": 8, "kvHeads": 8, "feedForward": 1024}
+    manifest["spec"] |= {"model": {"config": model}, "batch": {"tokensPerStep": 10**9, "maxSequenceTokens": 1000}}
+    found = resolve(manifest, [sample("DataSource")], [sample("DataMix")], [], uid="")
+    assert isinstance(found, list) and [f.reason for f in found] == ["MemoryTooSmall"]
+    assert len(made) == 1

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from coxswain.errors import Refused, Retryable
+from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes.connection import Connection, Expired, NotFound
 from coxswain_operator.kubernetes.informer import Informer
 from coxswain_operator.kubernetes.resources import BY_KIND
@@ -174,16 +175,21 @@ async def test_a_list_that_the_server_forbids_is_an_answer_until_it_is_allowed()
 async def test_a_kind_that_the_server_has_never_known_is_an_answer_and_one_that_it_forgets_stays_known() -> None:
     server = Server([NotFound("404 page not found")], [error(410)])
     async with informing(server) as informer:
-        assert not await informer.known(1)
+        assert not await informer.readable(1)
         server.lists[:] = [page(7), NotFound("404 page not found")]
         await informer.ready(60)
         await asyncio.sleep(100)
-        assert len(server.listed) > 3 and await informer.known(1)
+        assert len(server.listed) > 3 and await informer.readable(1)
 
 
-async def test_a_kind_whose_list_is_forbidden_is_known() -> None:
-    async with informing(Server([Refused("Forbidden", "no right")])) as informer:
-        assert await informer.known(1)
+async def test_a_kind_whose_list_is_forbidden_is_refused_at_once_until_it_is_allowed() -> None:
+    server = Server([Refused("Forbidden", "no right")])
+    async with informing(server) as informer:
+        with pytest.raises(Denied, match="no right"):
+            await informer.readable(1)
+        server.lists[:] = [page(7)]
+        await informer.ready(60)
+        assert await informer.readable(1)
 
 
 @pytest.mark.parametrize(("fault", "counts"), [(Refused("Forbidden", "no"), True), (Retryable("no route"), False)])

@@ -281,6 +281,18 @@ async def test_a_quota_that_refuses_again_is_asked_every_ten_seconds() -> None:
     assert [delay.most for delay in delays if delay] == [1.0, 10.0, 10.0, 1.0]
 
 
+async def test_a_name_that_another_owner_holds_is_tried_again_every_ten_seconds() -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "demo", "namespace": NAMESPACE}, "spec": {}}
+    world = FakeCluster(data_source(), data_mix(), training_job(), service)
+    controller = Controller(world, world, world.clock)
+    delays = []
+    for _ in range(4):
+        delays.append(await controller.reconcile_job(NAMESPACE, "demo"))
+        world.tick(10)
+    assert [delay.most for delay in delays if delay] == [1.0, 10.0, 10.0, 10.0]
+    assert "NameTaken: Service demo belongs to no TrainingJob" in world.condition("Succeeded")["message"]
+
+
 async def test_a_quiet_job_is_looked_at_when_its_poll_or_something_earlier_is_due() -> None:
     world = await running(activeDeadlineSeconds=60)
     assert await delay(world) == 5.0

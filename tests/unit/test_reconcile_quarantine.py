@@ -125,6 +125,23 @@ async def test_without_the_installations_switch_no_quarantine_is_read() -> None:
     assert avoided(world, "trainer-0") == set()
 
 
+async def test_without_the_right_to_list_quarantines_jobs_go_on_and_no_node_is_quarantined() -> None:
+    world = await asking()
+    node(world, "spare")
+    find = world.list
+
+    async def forbidding(kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
+        if kind == "NodeQuarantine":
+            raise Denied("Forbidden", "nodequarantines is forbidden")
+        return await find(kind, namespace, labels)
+
+    world.list = forbidding  # type: ignore[method-assign]
+    world.vanish(world.pod("loader-0") or {})
+    await passes(world)
+    assert world.pod("loader-0") is not None  # replaced
+    assert quarantined(world) == said(world, "NodeQuarantined") == []
+
+
 @pytest.mark.parametrize("how", ["deleted", "over"])
 async def test_pods_that_wait_for_a_node_are_replaced_once_one_is_admitted_again(how: str) -> None:
     world = new_world()
@@ -429,6 +446,27 @@ async def test_a_node_is_used_again_when_its_trainer_finds_no_other() -> None:
     world.run_all()
     await passes(world, 8)
     assert quarantined(world) == []  # it does not ask again at once
+
+
+async def test_a_quarantine_that_may_not_be_deleted_is_written_about_once_an_hour() -> None:
+    world = await left_for_another()
+    end = world.delete
+
+    async def refusing(kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
+        if kind == "NodeQuarantine":
+            raise Denied("Forbidden", "nodequarantines is forbidden")
+        await end(kind, namespace, name, uid, force)
+
+    world.delete = refusing  # type: ignore[method-assign]
+    world.tick(node_request.PATIENCE_SECONDS)
+    await passes(world, 4)
+    written = world.status_writes
+    await passes(world, 20)
+    assert world.status_writes == written
+    assert len(said(world, "NodeKept")) == 1
+    world.tick(node_request.KEPT_SECONDS)
+    await passes(world, 4)
+    assert len(said(world, "NodeKept")) == 2
 
 
 async def test_a_node_is_quarantined_a_second_time_once_the_first_time_is_over() -> None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec import UNSET
 
 from coxswain.names import ANNOTATION_RETRY, ANNOTATION_STOP_AT
+from coxswain.wire import Fault
 from coxswain_operator.reconcile import suspend
 from coxswain_operator.reconcile.actions import CheckpointAndStop, Decision, Delete, RequeueAt, WriteStatus
 from coxswain_operator.reconcile.status import JobStatus, read_status
@@ -264,3 +265,14 @@ def test_a_change_of_size_comes_before_a_stop_at_a_later_step() -> None:
         spec={"trainers": {"count": 3, "minCount": 1, "maxCount": 8}}, status={"conditions": known},
     )  # fmt: skip
     assert scene.decide().of(CheckpointAndStop) == (CheckpointAndStop("scaled to 3 trainers"),)
+
+
+def test_pods_that_may_not_be_deleted_are_named_while_their_leaving_is_waited_for() -> None:
+    """Also why: the job would be Suspending without end, and without a word."""
+    fault = Fault("OperatorNotPermitted", "Pod demo-trainer-1-0 is refused for now: cannot delete resource", retryable=True)
+    status = {"conditions": [condition("Suspended", "Unknown", NOW - suspend.DEADLINE_SECONDS)]}
+    scene = Scene(GANG, seen="coordinator,loader:0,trainer:0-1", spec={"suspend": True}, status=status, rejection=fault)
+    (write,) = scene.decide().of(WriteStatus)
+    assert isinstance(write, WriteStatus)
+    said = next(c["message"] for c in write.status["conditions"] if c["type"] == "Succeeded")
+    assert said.startswith("waits for the pods to leave; OperatorNotPermitted: Pod demo-trainer-1-0")

@@ -77,6 +77,7 @@ Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-ti
 Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
+TrainerCount = Annotated[int, Field(ge=1, le=10_000)]  # a pass looks at each, and other jobs wait for it
 Degree = Annotated[int, Field(ge=1, le=1024)]
 Tokens = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from msgspec.structs import replace
 
 from coxswain.api.auto_faults import NOT_SPLIT, TOO_SMALL, auto_faults
 from coxswain.api.configure import model_config, parallel_config
 from coxswain.api.field_errors import FieldError
-from coxswain.api.memory_faults import memory_faults, touched
+from coxswain.api.memory_faults import laid_out, memory_faults, shape_of, touched
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost.ulysses import key_heads_of
 from coxswain.holdings import tensor_faults
-from coxswain.layout import Device, layout_for
 from coxswain.models import parameter_specs
 
 NO_LAYOUT = "LayoutInvalid"  # reason of a condition
+MOST_STAGES = 4096  # of all replicas of a layout of one's own
 
 _ROUNDED = 64  # a vocabulary that follows the tokenizer is a multiple of it
 
@@ -39,7 +40,7 @@ def layout_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: s
 
 def _shape_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str) -> list[FieldError]:
     model = model_config(spec.model)
-    if faults := [*_whole_model(spec, policy)]:
+    if faults := [*_whole_model(spec, policy), *_many_stages(policy, under)]:
         return faults
     faults = [*_degrees(spec, policy, model, under)]
     faults += _layers(policy, model, under)
@@ -56,6 +57,16 @@ def _whole_model(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> Iterat
         message = f"a model of your own is whole on each device; the policy has {asked}"
         way_out = "use one device a replica, or train a model of the Llama family"
         yield FieldError("spec.model.custom", message, way_out=way_out, reason=NOT_SPLIT)
+
+
+def _many_stages(policy: ParallelismPolicySpec, under: str) -> Iterator[FieldError]:
+    """More stages than the operator can look at between two other jobs."""
+    stages = sum(shape.count * len(shape.stages) for shape in policy.layout.replicas) if policy.layout else 0
+    if stages > MOST_STAGES:
+        message = f"all replicas together have {stages} stages"
+        way_out = "use fewer replicas or stages, or tensor and pipeline, which have no such limit"
+        allowed = f"at most {MOST_STAGES}"
+        yield FieldError(f"{under}.layout.replicas", message, str(stages), allowed, way_out, reason=NO_LAYOUT)
 
 
 def least_trainers(spec: TrainingJobSpec) -> int:
@@ -82,6 +93,7 @@ def _tensor_places(policy: ParallelismPolicySpec, under: str) -> Iterator[tuple[
 
 
 def _shared(place: str, degree: int, model: ModelConfig, devices: int) -> Iterator[FieldError]:
+    model = replace(model, custom=None)  # whose arguments may be of any shape
     uneven = unshared(model, degree)
     if uneven:
         allowed = ", ".join(str(d) for d in range(1, devices + 1) if devices % d == 0 and not unshared(model, d))
@@ -90,7 +102,8 @@ def _shared(place: str, degree: int, model: ModelConfig, devices: int) -> Iterat
         yield FieldError(place, message, str(degree), allowed, way_out, reason=NO_LAYOUT)
 
 
-def unshared(model: ModelConfig, degree: int) -> list[str]:
+@lru_cache(maxsize=1024)
+def unshared(model: ModelConfig, degree: int) -> tuple[str, ...]:
     """Which numbers of the model a tensor group of this degree cannot share, such as `kvHeads 2`."""
     vocabulary = model.vocabulary or _ROUNDED
     specs = parameter_specs(replace(model, layers=1), vocabulary)
@@ -101,7 +114,7 @@ def unshared(model: ModelConfig, degree: int) -> list[str]:
     }  # fmt: skip
     names = [fault.partition(": ")[0] for fault in tensor_faults(specs, [degree])]
     fields = dict.fromkeys(next((f for part, f in _FIELDS.items() if part in name), name) for name in names)
-    return [numbers.get(field, field) for field in fields]
+    return tuple(numbers.get(field, field) for field in fields)
 
 
 def _heads(policy: ParallelismPolicySpec, model: ModelConfig, under: str) -> Iterator[FieldError]:
@@ -147,8 +160,7 @@ def _capacity(spec: TrainingJobSpec, policy: ParallelismPolicySpec, under: str) 
         return [_too_few(spec, parallel)]
     if not parallel.layout:
         return _longest(spec, policy, trainers * each // parallel.least_devices)
-    devices = (Device(trainer, device) for trainer in range(touched(parallel, trainers)) for device in range(each))
-    layout = layout_for(devices, model_config(spec.model).layers, parallel)
+    layout = laid_out(shape_of(parallel), model_config(spec.model).layers, touched(parallel, trainers), each)
     return _longest(spec, policy, layout.largest_ring()) if layout.replicas else [_no_room(spec, parallel, under)]
 
 

@@ -13,7 +13,7 @@ from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.config import JobConfig, ModelConfig, ParallelConfig
 from coxswain.cost.constants import device_memory
-from coxswain.cost.memory import MASTER, RESERVED, Peak, Workload, peaks
+from coxswain.cost.memory import MASTER, RESERVED, Peak, Shares, Spot, Workload, spots_of
 from coxswain.cost.offload import least_share
 from coxswain.layout import Device, Layout, layout_for
 from coxswain.models import parameter_specs
@@ -26,7 +26,8 @@ _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _GIB = 2**30
 
 Accepts = Callable[[ParallelismPolicySpec], bool]
-Fullest = tuple[tuple[int, int, int], Peak]  # replica, stage, tensor rank, and what is there
+Place = tuple[int, int, int]  # replica, stage, tensor rank
+Fullest = tuple[Place, Peak]
 
 
 def memory_faults(
@@ -64,26 +65,53 @@ def fullest(
     model: ModelConfig, parallel: ParallelConfig, tokens: int, trainers: int, each: int, copies: bool
 ) -> Fullest | None:
     """The place that needs most memory; None: the trainers, of `each` devices, make no replica. `tokens`: of a step, at most."""
-    layout, replicas = _layout(model, parallel, trainers, each, copies)
     rows = model.vocabulary or _LEAST_ROWS
     work = Workload(
         _BF16, min(parallel.tokens_per_replica, tokens), parallel.recompute,
         least_share(model, parallel, rows, parallel.recompute), parallel.attention != "Ring", copies and trainers > 1,
     )  # fmt: skip
-    found = peaks(model, parameter_specs(model, rows), layout, work, replicas)
-    return max(found.items(), key=lambda item: item[1].total, default=None)
+    spots, owners = _spots(model, shape_of(parallel), trainers, each, copies)
+    found = ((place, spot.peak(owners, work)) for place, spot in spots)
+    return max(found, key=lambda item: item[1].total, default=None)
 
 
-def _layout(model: ModelConfig, parallel: ParallelConfig, trainers: int, each: int, copies: bool) -> tuple[Layout, int]:
+def shape_of(parallel: ParallelConfig) -> ParallelConfig:
+    """What decides about the places of a layout: policies that differ in other fields only have the same."""
+    return ParallelConfig(tensor=parallel.tensor, pipeline=parallel.pipeline, layout=parallel.layout)
+
+
+@lru_cache(maxsize=256)
+def _spots(
+    model: ModelConfig, shape: ParallelConfig, trainers: int, each: int, copies: bool
+) -> tuple[tuple[tuple[Place, Spot], ...], int]:
+    """What differs among the ranks, each with the first rank that has it; and the replicas that share the optimizer's state."""
+    layout, replicas = _layout(model, shape, trainers, each, copies)
+    first = dict[Spot, Place]()
+    for seat, spot in zip(layout.ranks(), spots_of(_shares(model), layout, copies and trainers > 1), strict=True):
+        first.setdefault(spot, (seat.replica, seat.stage, seat.tensor))
+    return tuple((place, spot) for spot, place in first.items()), replicas
+
+
+@lru_cache(maxsize=8)
+def _shares(model: ModelConfig) -> Shares:
+    return Shares(model, parameter_specs(model, model.vocabulary or _LEAST_ROWS))
+
+
+@lru_cache(maxsize=4)  # of thousands of devices each
+def laid_out(shape: ParallelConfig, layers: int, trainers: int, each: int) -> Layout:
+    """The layout on the first so many trainers."""
+    return layout_for((Device(t, d) for t in range(trainers) for d in range(each)), layers, shape)
+
+
+def _layout(model: ModelConfig, shape: ParallelConfig, trainers: int, each: int, copies: bool) -> tuple[Layout, int]:
     """The layout, and its replicas. Equal replicas stand for all of them: two are enough; with copies, which are on other
     trainers, on enough trainers to differ.
     """
-    enough = 2 * parallel.least_devices if copies else -(-2 * parallel.least_devices // each)
-    few = touched(parallel, trainers) if parallel.layout else min(trainers, enough + 1)
-    layout = layout_for((Device(t, d) for t in range(few) for d in range(each)), model.layers, parallel)
-    return layout, len(
-        layout.replicas
-    ) if parallel.layout or few == trainers else trainers * each // parallel.least_devices
+    enough = 2 * shape.least_devices if copies else -(-2 * shape.least_devices // each)
+    few = touched(shape, trainers) if shape.layout else min(trainers, enough + 1)
+    layout = laid_out(shape, model.layers, few, each)
+    whole = bool(shape.layout) or few == trainers
+    return layout, len(layout.replicas) if whole else trainers * each // shape.least_devices
 
 
 def touched(parallel: ParallelConfig, trainers: int) -> int:

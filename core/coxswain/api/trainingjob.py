@@ -11,7 +11,6 @@ from coxswain.api.common import (
     FOLDER,
     PYTHON_CLASS,
     ControllerName,
-    Count,
     Decimal,
     Endpoint,
     Image,
@@ -22,6 +21,7 @@ from coxswain.api.common import (
     Seconds,
     Steps,
     Tokens,
+    TrainerCount,
     Uri,
     Whole,
     list_map,
@@ -203,15 +203,15 @@ class Stop(Model):
 class Trainers(Model):
     """The trainer pods."""
 
-    count: Annotated[Count, Effect.AT_ONCE]
+    count: Annotated[TrainerCount, Effect.AT_ONCE]
     """How many trainers, between minCount and maxCount once the job runs, also by `kubectl scale`: an edit lets the job save a
     checkpoint and restart from it with the new count, on the same stream."""
     devices_per_trainer: Annotated[int, Field(ge=1, le=64), Effect.SUSPENDED] = 1
     """Accelerators (or CPU workers) of one trainer."""
-    min_count: Annotated[Count | None, Effect.SUSPENDED] = None
+    min_count: Annotated[TrainerCount | None, Effect.SUSPENDED] = None
     """Fewest trainers that training starts with, once startTimeoutSeconds have passed and no node has room for the others, or
     as many from here to `count` as a queue of Kueue's has room for. Empty: `count`."""
-    max_count: Annotated[Count | None, Effect.SUSPENDED] = None
+    max_count: Annotated[TrainerCount | None, Effect.SUSPENDED] = None
     """Most trainers that the job may be scaled to. Empty: `count` stays as it is."""
     template: Annotated[Overlay | None, Effect.SUSPENDED] = None
     """PodTemplateSpec, laid over the trainers' pods as by `kubectl patch`: metadata.labels, metadata.annotations, and spec with

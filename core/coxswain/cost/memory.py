@@ -7,7 +7,7 @@ them; a comparison with torch's allocator is in the tests.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -108,23 +108,20 @@ def peaks(
 
     `replicas`: of the whole layout, where this one stands for a larger one; 0: its own. Equal ranks are summed up once.
     """
-    spots, owners = spots_of(model, specs, layout, work.copies), replicas or len(layout.replicas)
+    spots, owners = spots_of(Shares(model, specs), layout, work.copies), replicas or len(layout.replicas)
     found = {spot: spot.peak(owners, work) for spot in set(spots)}
     return {(s.replica, s.stage, s.tensor): found[spot] for s, spot in zip(layout.ranks(), spots, strict=True)}
 
 
-def replica_peak(
-    model: ModelConfig, specs: Sequence[ParameterSpec], replica: Replica, replicas: int, work: Workload
-) -> Peak:
-    """The fullest device of one replica, where `replicas` share the optimizer's state. Its ward is one of its equals."""
-    spots = spots_of(model, specs, Layout((replica,)), copies=False)
-    own = (replace(spot, ward=spot.elements) for spot in dict.fromkeys(spots))
-    return max((spot.peak(replicas, work) for spot in own), key=lambda peak: peak.total)
+def replica_spots(shares: Shares, replica: Replica) -> tuple[Spot, ...]:
+    """Those of one replica, equal ones once. Its ward is one of its equals."""
+    spots = spots_of(shares, Layout((replica,)), copies=False)
+    return tuple(replace(spot, ward=spot.elements) for spot in dict.fromkeys(spots))
 
 
-def spots_of(model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout, copies: bool) -> list[Spot]:
+def spots_of(shares: Shares, layout: Layout, copies: bool) -> list[Spot]:
     """By rank. Of the nodes of trainers nothing is known: each is taken to be on its own."""
-    seats, shares, known = layout.ranks(), _Shares(model, specs), dict[tuple[int, ...], Spot]()
+    seats, known = layout.ranks(), dict[tuple[int, ...], Spot]()
     alone = [_spot(shares, layout, seat, known) for seat in seats]
     if not (copies and (wards := wards_of(seats))):
         return alone
@@ -133,7 +130,7 @@ def spots_of(model: ModelConfig, specs: Sequence[ParameterSpec], layout: Layout,
     return [kept[pair] for pair in pairs]
 
 
-def _spot(shares: _Shares, layout: Layout, seat: Seat, known: dict[tuple[int, ...], Spot]) -> Spot:
+def _spot(shares: Shares, layout: Layout, seat: Seat, known: dict[tuple[int, ...], Spot]) -> Spot:
     """`known`: those of equal ranks."""
     stages = layout.replicas[seat.replica].stages
     stage = stages[seat.stage]
@@ -144,7 +141,7 @@ def _spot(shares: _Shares, layout: Layout, seat: Seat, known: dict[tuple[int, ..
     return known[key]
 
 
-class _Shares:
+class Shares:
     """What the ranks of tensor groups hold. Places with parameters of the same shapes, such as layers, are summed up once: a
     model may have a thousand layers, and a layout as many ranks.
     """
@@ -157,6 +154,7 @@ class _Shares:
         self._like = {place: first.setdefault(_shapes(mine), place) for place, mine in self._places.items()}
         self._kinds = list({spec.name.split(".")[-2]: spec for spec in specs}.values())
         self._known: dict[tuple[int, int], tuple[dict[Place, int], Widths]] = {}
+        self._stages: dict[tuple[int, int], Counter[Place]] = {}
 
     def of(self, stage: Stage, tensor: int) -> tuple[int, Widths]:
         """Elements and widths of a rank."""
@@ -164,17 +162,21 @@ class _Shares:
         if group not in self._known:
             self._known[group] = self._sums(*group), widths_of(self._model, self._kinds, *group)
         sums, widths = self._known[group]
-        others: tuple[Place, ...] = ("first", "last", "ends")
-        ends = (place for place in others if is_on(place, stage, self._model.layers))
-        return sum(sums.get(place, 0) for place in (*range(stage.start, stage.stop), *ends)), widths
+        return sum(sums[like] * number for like, number in self._numbers(stage).items()), widths
+
+    def _numbers(self, stage: Stage) -> Counter[Place]:
+        """How many places of each kind a stage has."""
+        layers = stage.start, stage.stop
+        if layers not in self._stages:
+            others: tuple[Place, ...] = ("first", "last", "ends")
+            ends = (place for place in others if is_on(place, stage, self._model.layers))
+            self._stages[layers] = Counter(self._like[p] for p in (*range(*layers), *ends) if p in self._like)
+        return self._stages[layers]
 
     def _sums(self, tensor: int, degree: int) -> dict[Place, int]:
-        """Elements by place."""
-        sums = {
-            place: sum(spec.box(tensor, degree).elements for spec in self._places[place])
-            for place in set(self._like.values())
-        }
-        return {place: sums[like] for place, like in self._like.items()}
+        """Elements of a place of each kind."""
+        alike = set(self._like.values())
+        return {place: sum(spec.box(tensor, degree).elements for spec in self._places[place]) for place in alike}
 
 
 def _shapes(specs: Sequence[ParameterSpec]) -> object:

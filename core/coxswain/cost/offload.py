@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost.constants import Constants, Hardware, constants_for, load_hardware
 from coxswain.cost.memory import Recompute, Workload, kept_bytes, widths_of
@@ -20,7 +22,8 @@ def offload_shares(
 
     It rises with every length, so that of a single token is the least.
     """
-    kept = kept_bytes(widths_of(model, parameter_specs(model, rows), 0, 1), Workload(_BF16, 0, recompute))
+    one = parameter_specs(replace(model, layers=1), rows)  # its widths are those of all
+    kept = kept_bytes(widths_of(model, one, 0, 1), Workload(_BF16, 0, recompute))
     constants, bandwidth = constants_for(hardware, model), hardware.host_gbps * 1e9
     return lambda lengths: offload_ratio(lengths, constants, model.layers, kept, bandwidth)
 

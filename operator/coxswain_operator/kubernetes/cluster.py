@@ -81,8 +81,9 @@ class KubernetesCluster:
         return None if entry is None else manifest_of(entry.value)
 
     async def list(self, kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
-        """Raises Retryable while the server cannot be asked. Of a kind that is not installed there is none."""
-        if self._resources[kind].optional and not await self._informer(kind, namespace).known():
+        """Raises Retryable while the server cannot be asked. Of a kind that jobs run without there is none where it is not
+        installed, and Denied is raised where the operator may not list it."""
+        if self._resources[kind].optional and not await self._informer(kind, namespace).readable():
             return []
         cache = (await self._ready(kind, namespace)).cache
         return [manifest_of(entry.value) for entry in cache.select(namespace, labels)]

@@ -11,6 +11,7 @@ import msgspec
 
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_operator.backoff import doubled
+from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes.cache import Cache, Name
 from coxswain_operator.kubernetes.connection import Connection, Expired, NotFound
 from coxswain_operator.kubernetes.decoding import reader_of
@@ -100,9 +101,12 @@ class Informer:
         await self._wait(self._answered, deadline)
         return not self._refused
 
-    async def known(self, deadline: float = 10.0) -> bool:
-        """Waits for the server's answer; False while the server has never known the kind. Raises Retryable."""
+    async def readable(self, deadline: float = 10.0) -> bool:
+        """Waits for the server's answer; False while the server has never known the kind. Raises Denied while it has never
+        allowed the LIST, Retryable."""
         await self._wait(self._answered, deadline)
+        if self._refused and not self._synced.is_set():
+            raise Denied("Forbidden", self._last_error)
         return self._synced.is_set() or not self._absent
 
     def _fail(self, error: Exception) -> None:

@@ -52,6 +52,8 @@ def _answer(ctx: Context, plan: PodPlan) -> Answer:
     if failed := _without_another(ctx):
         text = f"{failed.node} is used again: no other node had room for its trainer"
         ended = EndQuarantine(failed.name, failed.uid)
+        if _is_kept(ctx, failed.node):  # said already: the server does not let the operator delete it
+            return Answer((ended,))
         return replaced_by(ctx, failed.node, text, KEPT_SECONDS, (ended,))
     request = _request(ctx)
     if request is None:
@@ -61,6 +63,11 @@ def _answer(ctx: Context, plan: PodPlan) -> Answer:
     manifest = quarantine(ctx.observed.job, request, stamp(ctx.now + QUARANTINE_SECONDS))
     event = Event("NodeQuarantined", f"{request.node}: {request.evidence}; {request.trainer} moves", warning=True)
     return Answer((Quarantine(manifest, event, ctx.settings.quarantine_limit),))
+
+
+def _is_kept(ctx: Context, node: str) -> bool:
+    kept = ctx.status.kept_node
+    return bool(kept) and kept.node == node and ctx.now < seconds(kept.until)
 
 
 def replaced_by(ctx: Context, node: str, text: str, pause: int, actions: tuple[EndQuarantine, ...] = ()) -> Answer:

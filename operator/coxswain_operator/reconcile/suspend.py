@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain.names import ANNOTATION_STOP_AT
-from coxswain_operator.reconcile import attempts, force_delete, incarnations
+from coxswain_operator.reconcile import attempts, force_delete, incarnations, room
 from coxswain_operator.reconcile.actions import CheckpointAndStop, Delete
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.result import PolicyResult
@@ -59,7 +59,7 @@ def reconcile_suspend(ctx: Context) -> PolicyResult:
         *(Delete("Pod", p.name, p.uid) for p in ctx.observed.pods if not p.deleting),
         *force_delete.force_deletes(ctx),
     )
-    text = "; ".join(filter(None, ("waits for the pods to leave", force_delete.describe(ctx))))
+    text = "; ".join(filter(None, ("waits for the pods to leave", room.refusal(ctx), force_delete.describe(ctx))))
     return PolicyResult(
         "Suspending", renewed, "Suspending", text, deletes=gone, requeue_times=force_delete.requeue_times(ctx)
     )

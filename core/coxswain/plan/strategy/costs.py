@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 
 from msgspec.structs import replace
 
@@ -19,10 +18,8 @@ from coxswain.cost.model import CostModel
 from coxswain.cost.recompute import repeated, times
 from coxswain.cost.ulysses import HeadExchange, key_heads_of
 from coxswain.flops import loss_layers
-from coxswain.holdings import holdings_of
-from coxswain.layout import Layout
-from coxswain.models import parameter_specs
 from coxswain.plan.pipelines.simulation import loads
+from coxswain.plan.strategy.kinds import shares_of
 from coxswain.plan.strategy.values import Kind, Machine
 
 SUMS = 4  # of hidden activations a layer: two in forward, two in backward
@@ -104,6 +101,5 @@ def after_tasks(machine: Machine, kind: Kind) -> float:
 
 def stage_elements(model: ModelConfig, kind: Kind) -> int:
     """Parameters that one device of the fullest stage holds."""
-    layout, specs = Layout((kind.replica(),)), parameter_specs(model, model.vocabulary)
-    seats = [seat for seat in layout.ranks() if seat.tensor == 0]
-    return max(sum(prod(h.box.shape) for h in holdings_of(specs, layout, seat, model.layers)) for seat in seats)
+    shares = shares_of(model)
+    return max(shares.of(stage, tensor=0)[0] for stage in kind.replica().stages)

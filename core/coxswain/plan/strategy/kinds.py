@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 from msgspec.structs import replace
 
 from coxswain.config import ModelConfig
-from coxswain.cost.memory import RESERVED, Recompute, replica_peak, spots_of
+from coxswain.cost.memory import RESERVED, Recompute, Shares, Spot, replica_spots, spots_of
 from coxswain.flops import loss_layers
 from coxswain.holdings import ParameterSpec, tensor_faults
 from coxswain.models import parameter_specs
@@ -16,6 +16,8 @@ from coxswain.plan.strategy.values import Counts, Kind, Machine, Refusal, layout
 PIPELINES = (1, 2, 4, 8, 16)
 UNIT = 256  # tokens
 MOST_UNITS = 2**13
+KNOWN_MODELS = 8  # that are remembered: the operator judges all jobs, as long as it runs
+KNOWN_KINDS = 512  # likewise: some fifty of a machine, in each of three modes
 _GIB = 2**30
 
 
@@ -40,7 +42,7 @@ def _tensor_fault(machine: Machine, tensor: int) -> str:
     return faults[0] if faults else ""
 
 
-@cache
+@lru_cache(maxsize=KNOWN_MODELS)
 def _one_layer(model: ModelConfig) -> tuple[ParameterSpec, ...]:
     return parameter_specs(replace(model, layers=1), model.vocabulary)
 
@@ -57,11 +59,22 @@ def balanced(model: ModelConfig, stages: int) -> tuple[int, ...]:
 def peak_bytes(machine: Machine, kind: Kind, replicas: int, recompute: Recompute, tokens: int = 0) -> int:
     """Bytes that the fullest device of a replica needs for tensors, with `replicas` in all. `tokens`: 0: of a full task."""
     work = machine.workload(tokens or capacity_of(machine, kind, recompute, replicas), recompute)
-    specs = parameter_specs(machine.model, machine.model.vocabulary)
-    return replica_peak(machine.model, specs, kind.replica(), replicas, work).total
+    return max(spot.peak(replicas, work).total for spot in _spots(machine.model, kind))
 
 
-@cache
+@lru_cache(maxsize=KNOWN_KINDS)
+def _spots(model: ModelConfig, kind: Kind) -> tuple[Spot, ...]:
+    """What the devices of a replica hold: neither its tokens nor the number of replicas changes it."""
+    return replica_spots(shares_of(model), kind.replica())
+
+
+@lru_cache(maxsize=KNOWN_MODELS)
+def shares_of(model: ModelConfig) -> Shares:
+    """What ranks hold of a model with its vocabulary."""
+    return Shares(model, parameter_specs(model, model.vocabulary))
+
+
+@lru_cache(maxsize=KNOWN_KINDS)
 def capacity_of(machine: Machine, kind: Kind, recompute: Recompute, replicas: int) -> int:
     """Tokens of a task, with `replicas` in all: the machine's number, or where that is 0 what memory holds, in units of 256.
 
@@ -111,9 +124,9 @@ def fullest(machine: Machine, counts: Counts, recompute: Recompute) -> int:
 
 def _fullest_with_wards(machine: Machine, counts: Counts, recompute: Recompute, replicas: int) -> int:
     """With the copies that each device keeps of its ward, which may be of another kind."""
-    specs, layout = parameter_specs(machine.model, machine.model.vocabulary), layout_of(counts, machine.trainers)
+    layout = layout_of(counts, machine.trainers)
     tokens = [capacity_of(machine, kind, recompute, replicas) for kind, count in counts for _ in range(count)]
-    spots = spots_of(machine.model, specs, layout, copies=True)
+    spots = spots_of(shares_of(machine.model), layout, copies=True)
     pairs = {(spot, tokens[seat.replica]) for spot, seat in zip(spots, layout.ranks(), strict=True)}
     return max(spot.peak(replicas, machine.workload(each, recompute)).total for spot, each in pairs)
 

@@ -257,13 +257,12 @@ class Ladder:
             self._ask(home, rung)
 
     def _view(self, home: Home) -> View:
-        speeds, action = self.speeds, self._job.stragglers.action
         return View(
-            action=action, step=self._step + 1, layout=home.record.layout, seconds=median(self._recent[-_RECENT:]),
-            beside=self._drag.beside, drag=self._drag.value,
-            speeds=speeds, planned=self._planned, least_gain=self._least_gain, since=self._since, nodes=home.nodes,
+            action=self._job.stragglers.action, step=self._step + 1, layout=home.record.layout,
+            seconds=median(self._recent[-_RECENT:]), beside=self._drag.beside, drag=self._drag.value,
+            speeds=self.speeds, planned=self._planned, least_gain=self._least_gain, since=self._since, nodes=home.nodes,
             options=self._options, changes=tuple(self._changes),
-            replace=REPLACE_SECONDS if action == "ReplaceNode" and self.request is None else None,
+            replace=REPLACE_SECONDS if self.request is None else None,
         )  # fmt: skip
 
     def _plan(self, home: Home, speeds: Speeds) -> None:

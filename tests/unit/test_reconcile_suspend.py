@@ -269,7 +269,9 @@ def test_a_change_of_size_comes_before_a_stop_at_a_later_step() -> None:
 
 def test_pods_that_may_not_be_deleted_are_named_while_their_leaving_is_waited_for() -> None:
     """Also why: the job would be Suspending without end, and without a word."""
-    fault = Fault("OperatorNotPermitted", "Pod demo-trainer-1-0 is refused for now: cannot delete resource", retryable=True)
+    fault = Fault(
+        "OperatorNotPermitted", "Pod demo-trainer-1-0 is refused for now: cannot delete resource", retryable=True
+    )
     status = {"conditions": [condition("Suspended", "Unknown", NOW - suspend.DEADLINE_SECONDS)]}
     scene = Scene(GANG, seen="coordinator,loader:0,trainer:0-1", spec={"suspend": True}, status=status, rejection=fault)
     (write,) = scene.decide().of(WriteStatus)

@@ -67,7 +67,7 @@ def _answer(ctx: Context, plan: PodPlan) -> Answer:
 
 def _is_kept(ctx: Context, node: str) -> bool:
     kept = ctx.status.kept_node
-    return bool(kept) and kept.node == node and ctx.now < seconds(kept.until)
+    return kept is not UNSET and kept.node == node and ctx.now < seconds(kept.until)
 
 
 def replaced_by(ctx: Context, node: str, text: str, pause: int, actions: tuple[EndQuarantine, ...] = ()) -> Answer:

@@ -198,10 +198,22 @@ class Source:
 
 def include_pattern(glob: str) -> re.Pattern[str]:
     """A glob over relative paths: `*`, `?` stay within a folder, `**/` is zero or more folders."""
-    out = ""
-    for part in re.split(r"(\*\*/|\*\*|\*|\?)", glob or "**"):
-        out += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))
-    return re.compile(out, re.DOTALL)
+    first, *rest = re.split(r"(\*\*/|\*\*|\*)", glob or "**")
+    stars, between = rest[::2], [_characters(each) for each in (first, *rest[1::2])]
+    parts = (_star(*each) for each in zip(stars, [*stars[1:], ""], between[1:], strict=False))
+    return re.compile("".join((between[0], *parts)), re.DOTALL)
+
+
+def _star(star: str, following: str, characters: str) -> str:
+    """A star up to the `following` one. Where that takes in all that this one may leave, the first place of the characters
+    between them will do: without a second try a glob of many stars takes no longer on a name that it does not match."""
+    found = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}[star]
+    is_settled = (star, following) in {("*", "*"), ("*", "**"), ("**", "**")}
+    return f"(?>{found}?{characters})" if is_settled else found + characters
+
+
+def _characters(glob: str) -> str:
+    return "[^/]".join(map(re.escape, glob.split("?")))
 
 
 def _entry(info: ObjectInfo, etag: str, extent: Extent) -> BlockEntry:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,24 @@ def test_blocks_come_by_path_and_then_by_place(tmp_path):
 )  # fmt: skip
 def test_include_is_a_glob_over_relative_paths(glob, path, matches):
     assert bool(include_pattern(glob).fullmatch(path)) is matches
+
+
+def test_include_matches_what_a_search_with_every_second_try_matches():
+    """All globs of up to four of these parts, on all paths of up to five characters."""
+    plain = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]", "a": "a", "b/": "b/"}
+    paths = ["".join(path) for length in range(6) for path in product("ab/", repeat=length)]
+    for parts in (parts for number in range(1, 5) for parts in product(plain, repeat=number)):
+        glob = "".join(parts)
+        tokens = re.findall(r"\*\*/|\*\*|b/|.", glob)
+        every = re.compile("".join(plain.get(token, token) for token in tokens))
+        found, wanted = ([p for p in paths if pattern.fullmatch(p)] for pattern in (include_pattern(glob), every))
+        assert found == wanted, glob
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("glob", ["*a*a*a*a*a*.x", "**a**a**a**a**a**.x", "**/*a?*a*a*a*a*.x"])
+def test_an_include_of_many_stars_takes_no_longer_on_a_name_that_it_does_not_match(glob):
+    assert include_pattern(glob).fullmatch("a/" * 20 + "a" * 200) is None
 
 
 def test_a_uri_that_does_not_exist_is_refused_by_name(tmp_path):

@@ -28,7 +28,8 @@ class Channel:
         self.said: list[Any] = []
         self._left = [Assignment(generation, 3) for generation in range(1, assigned + 1)]
 
-    def next(self, patience: float | None) -> Assignment | None:
+    def next(self, patience: float | None, fault: str = "") -> Assignment | None:
+        self.said += [("has at fault", fault)] if fault else []
         self.said.append(("waits", patience))
         return self._left.pop(0) if self._left else None
 
@@ -75,6 +76,10 @@ def words(said: list[Any]) -> list[str]:
     return [each[1] for each in said if each[0] == "leaves"]
 
 
+def faults(said: list[Any]) -> list[str]:
+    return [each[1] for each in said if each[0] == "has at fault"]
+
+
 def waits(said: list[Any]) -> list[float | None]:
     return [each[1] for each in said if each[0] == "waits"]
 
@@ -101,7 +106,7 @@ def test_a_worker_that_lost_a_peer_says_so_at_once_and_waits_as_long_as_it_must(
 @pytest.mark.parametrize("error", [Stale("of generation 1"), StateNotTaken("it is not held")])
 def test_a_world_that_is_over_or_cannot_take_its_state_is_no_fault_of_the_worker(run: Any, error: Exception) -> None:
     said, code = run([error, 0])
-    assert (code, words(said), waits(said)) == (0, [str(error)], [None, None])
+    assert (code, words(said), waits(said), faults(said)) == (0, [str(error)], [None, None], [])
 
 
 def test_what_a_worker_says_of_a_lost_peer_is_five_hundred_characters_at_most(run: Any) -> None:
@@ -110,11 +115,11 @@ def test_what_a_worker_says_of_a_lost_peer_is_five_hundred_characters_at_most(ru
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), Retryable("no data")])
-def test_a_worker_whose_own_fault_it_may_be_says_nothing_and_waits_three_seconds_for_an_order(
+def test_a_worker_whose_own_fault_it_may_be_waits_three_seconds_for_an_order_to_answer_with_its_fault(
     run: Any, error: Exception
 ) -> None:
     said, code = run([error, 0])
-    assert (code, words(said), waits(said)) == (0, [], [None, 3.0])
+    assert (code, words(said), waits(said), faults(said)) == (0, [], [None, 3.0], [str(error)])
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("a group is gone"), Retryable("no")])

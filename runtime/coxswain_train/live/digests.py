@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,11 +26,17 @@ _LARGE_CHUNK = 1 << 22  # on other devices, where a call costs more than what it
 def digest_of(values: Tensor) -> int:
     """Of dense values in their order, or of a flat buffer of bytes, whose number is a multiple of 8. Signed."""
     words, most = values.reshape(-1).view(_BITS.get(values.element_size(), torch.int64)), _chunk(values.device)
-    sums = [
-        _dots(part[None], _span(0, len(part), part.device, "message"))[0] * (2 * number + 1)
-        for number, part in enumerate(torch.split(words, most))
-    ]
-    return _read(sums)
+    factors = _span(0, min(most, len(words)), words.device, "message")
+    return _read(
+        [_message(part, factors[: len(part)]) * (2 * n + 1) for n, part in enumerate(torch.split(words, most))]
+    )
+
+
+def _message(words: Tensor, factors: Tensor) -> Tensor:
+    """The sum of words times factors, modulo 2^64."""
+    if _is_narrow(words):
+        return torch.from_numpy(_dots_of_narrow(words[None], factors))
+    return _numbers(words).mul_(factors).sum(0, keepdim=True)
 
 
 def chained(digests: Sequence[int]) -> int:
@@ -37,8 +44,8 @@ def chained(digests: Sequence[int]) -> int:
     return _signed(sum(digest * (2 * place + 1) for place, digest in enumerate(digests)))
 
 
-Known = dict[tuple[str, Box], Tensor]
-"""Contents of boxes, by kind, on the device that has their values."""
+Known = dict[tuple[str, Box], list[Tensor]]
+"""Contents of boxes, by kind, in parts, on the device that has their values."""
 
 
 def content_of(state: Mapping[str, Mapping[Box, Tensor]], known: Known | None = None) -> int:
@@ -50,8 +57,8 @@ def content_of(state: Mapping[str, Mapping[Box, Tensor]], known: Known | None = 
     boxes = [(kind, box, values) for kind, boxes in state.items() for box, values in boxes.items()]
     for kind, box, values in boxes:
         if (kind, box) not in known:
-            known[kind, box] = torch.stack(list(_sums(kind, box, values))).sum()
-    return _read([known[kind, box] for kind, box, _ in boxes]) & _MASK
+            known[kind, box] = list(_sums(kind, box, values))
+    return _read([part for kind, box, _ in boxes for part in known[kind, box]]) & _MASK
 
 
 def _sums(kind: str, box: Box, values: Tensor) -> Iterator[Tensor]:
@@ -59,18 +66,26 @@ def _sums(kind: str, box: Box, values: Tensor) -> Iterator[Tensor]:
     matrix = values.reshape(box.shape[0], -1).view(_BITS[values.element_size()])
     left = box.offset[1] * (matrix.shape[1] // box.shape[1]) if len(box.shape) > 1 else 0
     columns = _span(left, matrix.shape[1], values.device, "columns")
-    each, salt = max(1, _chunk(values.device) // matrix.shape[1]), 2 * zlib.crc32(f"{kind} {box.name}".encode()) + 1
-    for number, part in enumerate(torch.split(matrix, each)):
-        rows = _span(box.offset[0] + number * each, len(part), values.device, "rows")
-        yield (_dots(part, columns) * rows).sum() * salt
+    rows = _span(box.offset[0], len(matrix), values.device, "rows")
+    salt = 2 * zlib.crc32(f"{kind} {box.name}".encode()) + 1
+    if _is_narrow(matrix):
+        yield torch.from_numpy(_dots_of_narrow(matrix, columns)[None] @ rows.numpy()).mul_(salt)
+        return
+    each = max(1, _chunk(values.device) // matrix.shape[1])
+    for part, factors in zip(torch.split(matrix, each), torch.split(rows, each), strict=True):
+        yield (_numbers(part).mul_(columns).sum(1) * factors).sum(0, keepdim=True) * salt
 
 
-def _dots(words: Tensor, factors: Tensor) -> Tensor:
-    """Each row's sum of words times factors, modulo 2^64. numpy converts words in its own small buffers, which takes half the
-    time of torch on a processor; words of 64 bits need more than a conversion."""
-    if words.device.type == "cpu" and words.dtype != torch.int64:
-        return torch.from_numpy(np.einsum("ij,j->i", words.numpy(), factors.numpy()))
-    return _numbers(words).mul_(factors).sum(1)
+def _is_narrow(words: Tensor) -> bool:
+    """Whether numpy sums them up: it converts words in its own small buffers, which takes half the time of torch on a processor.
+    Words of 64 bits need more than a conversion."""
+    return words.device.type == "cpu" and words.dtype != torch.int64
+
+
+def _dots_of_narrow(words: Tensor, factors: Tensor) -> npt.NDArray[np.int64]:
+    """Each row's sum of words times factors, modulo 2^64."""
+    found: npt.NDArray[np.int64] = np.einsum("ij,j->i", words.numpy(), factors.numpy())
+    return found
 
 
 def _chunk(device: torch.device) -> int:
@@ -79,7 +94,7 @@ def _chunk(device: torch.device) -> int:
 
 def _read(sums: list[Tensor]) -> int:
     """Their sum, signed."""
-    return int(torch.stack(sums).sum()) if sums else 0
+    return int(torch.cat(sums).sum()) if sums else 0
 
 
 def _numbers(words: Tensor) -> Tensor:
@@ -92,7 +107,7 @@ def _numbers(words: Tensor) -> Tensor:
 
 
 def _span(start: int, length: int, device: torch.device, salt: str) -> Tensor:
-    return _factors(_power(start + length), str(device), salt)[start : start + length]
+    return _factors(_power(start + length), device, salt)[start : start + length]
 
 
 def _power(length: int) -> int:
@@ -100,7 +115,7 @@ def _power(length: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _factors(length: int, device: str, salt: str) -> Tensor:
+def _factors(length: int, device: torch.device, salt: str) -> Tensor:
     """Odd numbers of 64 bits, the same everywhere; a longer list begins with the shorter one."""
     places = torch.arange(length, dtype=torch.int64)
     mixed = (places + zlib.crc32(salt.encode())) * -7046029254386353131

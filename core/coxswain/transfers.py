@@ -158,13 +158,20 @@ def _columns(name: int, have: Ints, need: Ints, devices: int, names: Sequence[st
         old, new = (rows[:, (rows[3] <= left) & (rows[4] >= right)] for rows in (have, need))
         edges = np.unique(np.concatenate([old[1:3].ravel(), new[1:3].ravel()]))
         held, wanted = _expanded(old, edges), _expanded(new, edges)
-        missing = np.setdiff1d(wanted[0], held[0])
+        missing = wanted[0][~_are_in(held[0], wanted[0])]
         if missing.size and names:
             rows = f"rows {edges[missing[0]]} to {edges[missing[0] + 1]}"
             raise ValueError(f"{names[name]}: no device holds {rows}, columns {left} to {right}")
-        lacking = wanted[:, ~np.isin(wanted[0] * devices + wanted[1], held[0] * devices + held[1])]
+        lacking = wanted[:, ~_are_in(held[0] * devices + held[1], wanted[0] * devices + wanted[1])]
         if lacking.size:
             yield Column(name, left, right, edges, held, lacking)
+
+
+def _are_in(ordered: Ints, values: Ints) -> NDArray[np.bool_]:
+    """Which values are among the ordered ones."""
+    places = np.searchsorted(ordered, values)
+    found: NDArray[np.bool_] = np.append(ordered, -1)[places] == values  # no value is negative
+    return found
 
 
 def _expanded(rows: Ints, edges: Ints) -> Ints:

@@ -205,6 +205,18 @@ def test_a_worker_whose_world_broke_joins_the_next_and_ends_when_there_is_none(a
     assert seen == [1, 2]
 
 
+def run_beside(
+    order: Callable[[], None], agent: Agent, train: Callable[[Assignment], int | None], aborter: WorldAborter | None = None,
+    *, next_world_seconds: float,
+) -> int:  # fmt: skip
+    """The worker's worlds in this thread, what its agent does in another one."""
+    thread = threading.Thread(target=order)
+    thread.start()
+    code = run_worlds(agent.assignments, aborter or WorldAborter(), train, next_world_seconds=next_world_seconds)
+    thread.join()
+    return code
+
+
 def test_a_worker_that_has_lost_its_peers_says_so_and_waits_as_long_as_its_agent_is_there(agent: Agent) -> None:
     agent.held = (Held(0, 1, 0, 5),)
     words = "[pair.cc:538] gloo/transport/tcp Connection closed by peer"
@@ -222,10 +234,7 @@ def test_a_worker_that_has_lost_its_peers_says_so_and_waits_as_long_as_its_agent
 
     said: list[Assignment | Leaving | Left] = []
     agent.assign(1)
-    thread = threading.Thread(target=order)
-    thread.start()
-    assert run_worlds(agent.assignments, WorldAborter(), train, next_world_seconds=0) == 0
-    thread.join()
+    assert run_beside(order, agent, train, next_world_seconds=0) == 0
     assert said == [Left(1, agent.held, words)]
 
 
@@ -242,10 +251,7 @@ def test_a_worker_that_is_asked_to_leave_after_an_error_of_its_own_says_what_it_
 
     said: list[Assignment | Leaving | Left] = []
     agent.assign(1)
-    thread = threading.Thread(target=order)
-    thread.start()
-    assert run_worlds(agent.assignments, WorldAborter(), train, next_world_seconds=10) == 0
-    thread.join()
+    assert run_beside(order, agent, train, next_world_seconds=10) == 0
     assert said == [Assignment(1, 0), Left(1, (), fault="shapes do not match")]
     agent.assignments.step_out()
     agent.assignments.leave()
@@ -286,10 +292,7 @@ def test_a_worker_without_memory_names_the_ways_out_although_its_peers_end_the_w
 
     said: list[Assignment | Leaving | Left] = []
     agent.assign(1)
-    thread = threading.Thread(target=order)
-    thread.start()
-    assert run_worlds(agent.assignments, aborter, train, next_world_seconds=10) == 0
-    thread.join()
+    assert run_beside(order, agent, train, aborter, next_world_seconds=10) == 0
     (left,) = (s for s in said if isinstance(s, Left))
     ways = "out of memory; lower hybridData.tokensPerReplica, or set recompute: Full or offload: Auto"
     assert left.fault.startswith(ways) and not left.why
@@ -323,10 +326,7 @@ def test_a_worker_that_is_asked_to_leave_is_aborted_until_it_has_left_and_says_w
         agent.assign(2)
 
     agent.assign(1)
-    thread = threading.Thread(target=order)
-    thread.start()
-    assert run_worlds(agent.assignments, aborter, train, next_world_seconds=0) == 0
-    thread.join()
+    assert run_beside(order, agent, train, aborter, next_world_seconds=0) == 0
 
 
 @pytest.mark.parametrize("error", [ValueError("Invalid process group"), KeyError("a group that is aborted")])

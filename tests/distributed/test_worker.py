@@ -210,12 +210,9 @@ def test_a_worker_of_an_older_generation_is_stale(run: Any) -> None:
         run(OneRankCoordinator(generation=2), agent_goes=True)
 
 
-@pytest.mark.parametrize(
-    ("error", "kept"), [(NotHeld("it holds nothing"), True), (Retryable("contents differ"), False)]
-)
-def test_a_worker_keeps_what_it_holds_where_another_rank_lacks_what_the_source_says_and_forgets_it_at_any_other_fault(
-    error: Retryable, kept: bool
-) -> None:
+def unable_to_take_over(error: Exception) -> tuple[worker.Worker, LiveState]:
+    """A worker that holds state as before step 5, and whose next world raises this in the change; and what it holds."""
+
     class Broken:
         def take_over(self, *_: Any) -> None:
             raise error
@@ -223,6 +220,16 @@ def test_a_worker_keeps_what_it_holds_where_another_rank_lacks_what_the_source_s
     one, live = worker.Worker.__new__(worker.Worker), LiveState()
     live.begin(Cut(1, 0, 5, State()))
     one._live, one._engine, one._world = live, Broken(), OneRankCoordinator().current  # type: ignore[assignment]
+    return one, live
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"), [(NotHeld("it holds nothing"), True), (Retryable("contents differ"), False)]
+)
+def test_a_worker_keeps_what_it_holds_where_another_rank_lacks_what_the_source_says_and_forgets_it_at_any_other_fault(
+    error: Retryable, kept: bool
+) -> None:
+    one, live = unable_to_take_over(error)
     with pytest.raises(worker.StateNotTaken, match=f"generation 1, step 5: {error}"):
         one._take_over(LiveSource(1, LAYOUT, 5, (Holder(0, 0),)))
     assert (live.current is not None) == kept
@@ -259,14 +266,7 @@ def test_a_worker_whose_memory_cannot_hold_a_change_forgets_so_the_next_world_be
     error: Exception,
 ) -> None:
     """The same change would fail in world after world, until they end the job."""
-
-    class Full:
-        def take_over(self, *_: Any) -> None:
-            raise error
-
-    one, live = worker.Worker.__new__(worker.Worker), LiveState()
-    live.begin(Cut(1, 0, 5, State()))
-    one._live, one._engine, one._world = live, Full(), OneRankCoordinator().current  # type: ignore[assignment]
+    one, live = unable_to_take_over(error)
     with pytest.raises(type(error), match=str(error)):
         one._take_over(LiveSource(1, LAYOUT, 5, (Holder(0, 0),)))
     assert live.all_held(0) == ()

@@ -79,12 +79,16 @@ async def test_a_worker_that_answers_and_stays_in_a_world_that_hung_is_killed_as
         assert not any(is_alive(w["pid"]) for w in old)
 
 
-async def test_a_worker_that_has_lost_its_peers_is_reported_at_once(tmp_path, coordinator):
-    say = '{"type": "Left", "generation": 1, "held": [], "why": "Connection closed by peer"}'
-    program = (
+def leaving(field: str, text: str) -> str:
+    """A worker that leaves its first world unasked and says so in this field."""
+    say = f'{{"type": "Left", "generation": 1, "held": [], "{field}": "{text}"}}'
+    return (
         f"socket.socket(fileno=os.dup(int(os.environ['COXSWAIN_ORDERS']))).send({say!r}.encode())\nwhile True: take()"
     )
-    async with Started(coordinator.url, tmp_path, program):
+
+
+async def test_a_worker_that_has_lost_its_peers_is_reported_at_once(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, leaving("why", "Connection closed by peer")):
         coordinator.publish(world(1))
         registered = coordinator.received["/v1/register"]
         await asyncio.to_thread(coordinator.wait_until, lambda: any(r.broken for r in registered))
@@ -94,11 +98,7 @@ async def test_a_worker_that_has_lost_its_peers_is_reported_at_once(tmp_path, co
 async def test_a_workers_own_error_goes_with_the_registration_behind_the_world_that_its_peers_have_ended(
     tmp_path, coordinator
 ):
-    say = '{"type": "Left", "generation": 1, "held": [], "fault": "CUDA out of memory"}'
-    program = (
-        f"socket.socket(fileno=os.dup(int(os.environ['COXSWAIN_ORDERS']))).send({say!r}.encode())\nwhile True: take()"
-    )
-    async with Started(coordinator.url, tmp_path, program):
+    async with Started(coordinator.url, tmp_path, leaving("fault", "CUDA out of memory")):
         coordinator.publish(world(1))
         registered = coordinator.received["/v1/register"]
         await asyncio.to_thread(coordinator.wait_until, lambda: any(r.fault for r in registered))

@@ -10,7 +10,6 @@ import pytest
 from coxswain.names import ANNOTATION_AVOIDS, API_VERSION, LABEL_JOB_UID
 from coxswain.wire import NodeRequest
 from coxswain_operator.children.scheduling import avoiding
-from coxswain_operator.cluster import Denied
 from coxswain_operator.controller import Controller
 from coxswain_operator.node_decoding import quarantine_view
 from coxswain_operator.reconcile import node_request
@@ -123,23 +122,6 @@ async def test_without_the_installations_switch_no_quarantine_is_read() -> None:
     put(world, "bad")
     await passes(world, settings=Settings())
     assert avoided(world, "trainer-0") == set()
-
-
-async def test_without_the_right_to_list_quarantines_jobs_go_on_and_no_node_is_quarantined() -> None:
-    world = await asking()
-    node(world, "spare")
-    find = world.list
-
-    async def forbidding(kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
-        if kind == "NodeQuarantine":
-            raise Denied("Forbidden", "nodequarantines is forbidden")
-        return await find(kind, namespace, labels)
-
-    world.list = forbidding  # type: ignore[method-assign]
-    world.vanish(world.pod("loader-0") or {})
-    await passes(world)
-    assert world.pod("loader-0") is not None  # replaced
-    assert quarantined(world) == said(world, "NodeQuarantined") == []
 
 
 @pytest.mark.parametrize("how", ["deleted", "over"])
@@ -448,27 +430,6 @@ async def test_a_node_is_used_again_when_its_trainer_finds_no_other() -> None:
     assert quarantined(world) == []  # it does not ask again at once
 
 
-async def test_a_quarantine_that_may_not_be_deleted_is_written_about_once_an_hour() -> None:
-    world = await left_for_another()
-    end = world.delete
-
-    async def refusing(kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
-        if kind == "NodeQuarantine":
-            raise Denied("Forbidden", "nodequarantines is forbidden")
-        await end(kind, namespace, name, uid, force)
-
-    world.delete = refusing  # type: ignore[method-assign]
-    world.tick(node_request.PATIENCE_SECONDS)
-    await passes(world, 4)
-    written = world.status_writes
-    await passes(world, 20)
-    assert world.status_writes == written
-    assert len(said(world, "NodeKept")) == 1
-    world.tick(node_request.KEPT_SECONDS)
-    await passes(world, 4)
-    assert len(said(world, "NodeKept")) == 2
-
-
 async def test_a_node_is_quarantined_a_second_time_once_the_first_time_is_over() -> None:
     world = await asking()
     node(world, "spare")
@@ -501,18 +462,3 @@ async def test_an_ended_quarantine_of_another_job_makes_room_and_one_of_a_person
         kept = said(world, "NodeKept")
         assert len(said(world, "NodeQuarantined")) == (0 if found else 1)
         assert ("delete NodeQuarantine node-of-trainer-1" in kept[0]) if found else kept == []
-
-
-async def test_a_server_that_refuses_a_quarantine_does_not_stop_the_job() -> None:
-    world = await asking()
-    node(world, "spare")
-    create = world.create
-
-    async def refusing(manifest: Manifest) -> Manifest:
-        if manifest["kind"] == "NodeQuarantine":
-            raise Denied("Forbidden", "nodequarantines is forbidden")
-        return await create(manifest)
-
-    world.create = refusing  # type: ignore[method-assign]
-    await passes(world)
-    assert world.state == "Running" and quarantined(world) == said(world, "NodeQuarantined") == []

@@ -19,12 +19,9 @@ from msgspec.structs import replace
 
 from coxswain.index import BlockEntry, object_key
 from coxswain.structs import UNDECODABLE, prepare
-from coxswain_link.store import CorruptObject, NotFound, Store
+from coxswain_link.store import REQUESTS_AT_ONCE, CorruptObject, NotFound, Store
 
 BLOCKS = 50_000  # of a record
-AT_ONCE = 16
-"""Requests for index objects that are made side by side."""
-
 Hashes = npt.NDArray[np.int64]
 
 
@@ -51,7 +48,7 @@ class StoredIndexes:
         """Of each, whether its object is there with its size."""
         objects = [(object_key(c.key), c.size) for c in counted]
         new = sorted({_folder(path) for path, _ in objects} - self._listed.keys())
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
             self._listed.update(zip(new, pool.map(self._list, new), strict=True))
         return (self._holds(*each) for each in objects)
 

@@ -13,10 +13,10 @@ from coxswain.index import TORN, BlockEntry, BlockIndex, block_key, check_labels
 from coxswain.planlog import LoaderShare
 from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed
 from coxswain_data.formats.base import Block
-from coxswain_data.index_record import AT_ONCE, Counted, ShareRecord, StoredIndexes
+from coxswain_data.index_record import Counted, ShareRecord, StoredIndexes
 from coxswain_data.source import Source
 from coxswain_data.tokenizer import ForeignToken, Tokenizer, token_ids
-from coxswain_link.store import CorruptObject, NotFound, Store
+from coxswain_link.store import REQUESTS_AT_ONCE, CorruptObject, NotFound, Store
 
 _NAMED_PLACES = 3
 
@@ -71,9 +71,9 @@ def _looked_up(
         keyed = _keyed(source, tokenizer, store, entry)
         return keyed, _stored(store, keyed)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for start in range(0, len(blocks), AT_ONCE):
-            yield from pool.map(look_up, blocks[start : start + AT_ONCE])
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        for start in range(0, len(blocks), REQUESTS_AT_ONCE):
+            yield from pool.map(look_up, blocks[start : start + REQUESTS_AT_ONCE])
 
 
 def _keyed(source: Source, tokenizer: Tokenizer, store: Store, now: BlockEntry) -> BlockEntry:

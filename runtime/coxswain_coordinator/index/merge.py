@@ -19,7 +19,7 @@ from coxswain.index import BlockEntry, check_labels, fingerprint
 from coxswain.membership.order import SourceView
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed, SourceReport
-from coxswain_coordinator.index.store import AT_ONCE
+from coxswain_link.store import REQUESTS_AT_ONCE
 
 _UNEVEN = 1.1
 _FINEST = 4  # shares that a loader gets of a mix of one source
@@ -161,7 +161,7 @@ def _bounded(config: SourceConfig, rejected: int) -> None:
 def source_reports(mix: MixConfig, index: Index, lengths: Lengths) -> tuple[SourceReport, ...]:
     """What the operator writes to the DataSources' status. `lengths` is called from several threads."""
     by_name = {s.name: s for s in mix.sources}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
         return tuple(_report(by_name[s.name], s, partial(pool.map, lengths)) for s in index.sources)
 
 

@@ -12,10 +12,7 @@ from coxswain.errors import Refused
 from coxswain.index import TORN, BlockEntry, decode, object_key
 from coxswain.lru_cache import LRUCache
 from coxswain_link.spool import Spool
-from coxswain_link.store import Store
-
-AT_ONCE = 16
-"""Index objects that are read side by side: a job of 300 sources has 2,400 in use from its first plan on."""
+from coxswain_link.store import REQUESTS_AT_ONCE, Store
 
 _FILES = 1 / 2  # of those that the process may open
 
@@ -35,11 +32,11 @@ class IndexStore:
     def fetch(self, blocks: Iterable[BlockEntry]) -> None:
         """Reads side by side what is not kept, while there is room: the rest is read when it is asked for."""
         wanted = list({b.key: b for b in blocks if b.key not in self._kept}.values())
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            for start in range(0, len(wanted), AT_ONCE):
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+            for start in range(0, len(wanted), REQUESTS_AT_ONCE):
                 if not self._kept.has_room:
                     return
-                some = wanted[start : start + AT_ONCE]
+                some = wanted[start : start + REQUESTS_AT_ONCE]
                 for block, lengths in zip(some, pool.map(self._hold, some), strict=True):
                     self._kept.get(block.key, lambda lengths=lengths: lengths)  # type: ignore[misc]
 

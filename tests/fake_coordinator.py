@@ -27,6 +27,7 @@ from coxswain.wire import (
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_link.http_server import refuse, reply
 from coxswain_link.job_ended import JobEnded
+from coxswain_link.listening import close, listen
 
 Answer = Callable[[dict[str, str], Any], Any]
 """(query, body) -> what the call returns. None: nothing yet, so a long poll goes on."""
@@ -157,7 +158,7 @@ class FakeCoordinator:
         if self._loop.is_closed():
             return
         self._stopping = True
-        self._run(self._close())
+        self._run(close(self._runner, [self._listening]))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
@@ -181,16 +182,8 @@ class FakeCoordinator:
             app.router.add_route(method, path, self._handler(path, body_type))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        self._site = web.TCPSite(self._runner, self.host, self.port, reuse_address=True)
-        await self._site.start()
+        self._listening = await listen(self._runner, self.host, self.port)
         self.port = int(self._runner.addresses[0][1])
-
-    async def _close(self) -> None:
-        """aiohttp looks once for connections to close: one that is being accepted then would stay open."""
-        await self._site.stop()
-        for _ in range(3):  # turns of the loop from a connection to its handler
-            await asyncio.sleep(0)
-        await self._runner.cleanup()
 
     def _handler(self, path: str, body_type: type | None) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:

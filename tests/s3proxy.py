@@ -23,6 +23,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from coxswain_link.listening import close, listen
 from tests import faults
 from tests.faults import Corrupt, Cut, Delay, Lose, Refuse, cut_off, drawn_from, dropped, flipped, passed_on
 from tests.s3server import S3Server
@@ -114,10 +115,10 @@ class S3Proxy:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         async with aiohttp.ClientSession(auto_decompress=False) as self._http:
             await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            listening = await listen(runner, "127.0.0.1", 0)
             url.set_result(f"http://127.0.0.1:{runner.addresses[0][1]}")
             await self._end.wait()
-            await runner.cleanup()
+            await close(runner, [listening])
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         call = _call(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from coxswain.errors import Refused, Retryable, Stale
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault
 from coxswain_link.job_ended import JobEnded
+from coxswain_link.listening import close, listen
 from coxswain_link.metrics import MetricsRegistry
 from coxswain_link.queries import BadQuery, whole
 from coxswain_link.status import addresses
@@ -49,6 +51,7 @@ class HttpService:
         self._problem = problem
         self.app = web.Application(client_max_size=64 << 20)
         self._runner: web.AppRunner | None = None
+        self._listening = list[socket.socket]()
         self.app.router.add_get("/healthz", self._health)
         self.app.router.add_get("/readyz", self._readiness)
         self.app.router.add_get("/metrics", self._exposition)
@@ -84,13 +87,13 @@ class HttpService:
         )
         await self._runner.setup()
         for address in addresses(host):
-            await web.TCPSite(self._runner, address, port, reuse_address=True, backlog=BACKLOG).start()
+            self._listening.append(await listen(self._runner, address, port, BACKLOG))
             port = port or int(self._runner.addresses[0][1])
         return port
 
     async def stop(self) -> None:
         if self._runner is not None:
-            await self._runner.cleanup()
+            await close(self._runner, self._listening)
 
     def _admit(self, request: web.Request) -> None:
         if not self._has_token(request):

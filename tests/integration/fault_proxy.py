@@ -21,6 +21,7 @@ from typing import Literal, TypeAlias
 import aiohttp
 from aiohttp import web
 
+from coxswain_link.listening import close, listen
 from tests.faults import Cut, Delay, Lose, Refuse, cut_off, drawn_from, dropped, every, lines, passed_on
 from tests.integration.apiserver import ApiServer
 
@@ -99,7 +100,7 @@ class FaultProxy:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self._listening = await listen(self._runner, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         self.kubeconfig = self._api.access_for(self._folder / "kubeconfig", url=url)
         return self
@@ -107,7 +108,7 @@ class FaultProxy:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._runner.cleanup()
+        await close(self._runner, [self._listening])
         await self._http.close()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

@@ -37,7 +37,7 @@ from coxswain.holdings import all_holdings
 from coxswain.layout import Layout
 from coxswain.live import Holder, LiveSource
 from coxswain.models import parameter_specs
-from coxswain.transfers import boxes_of, held_boxes, least_bytes
+from coxswain.transfers import held_boxes, least_bytes
 from coxswain.wire import Shard
 from coxswain_link.environment import leave
 from coxswain_link.store import open_store
@@ -213,14 +213,14 @@ def least_of(change: Change, model: ModelConfig, copies: bool) -> int:
     names = [spec.name for spec in specs]
     held = [list(all_holdings(specs, layout, model.layers)) for layout in (change.before, change.after)]
     old, new = (shards(each) for each in held)
-    have = boxes_of(names, ((h.rank, old.boxes(h.former)) for h in source_of(change).holders))
+    have = old.table(names).on((h.rank, h.former) for h in source_of(change).holders)
     wards = wards_of(change.after.ranks()) if copies else ()
-    owned = [(r, new.boxes(r)) for r in range(new.owners)] + [(r, new.boxes(w)) for r, w in enumerate(wards)]
+    need = new.table(names).on([*((rank, rank) for rank in range(new.owners)), *enumerate(wards)])
     living = [rank for rank in range(old.owners) if rank != change.lost]
     weights = least_bytes(
         held_boxes(names, living, [held[0][rank] for rank in living]), held_boxes(names, range(new.owners), held[1]), 4
     )
-    return least_bytes(have, boxes_of(names, owned), 12) + weights
+    return least_bytes(have, need, 12) + weights
 
 
 def on_ranks(target: Any, ranks: range, *args: Any) -> list[Any]:
@@ -238,7 +238,9 @@ def on_ranks(target: Any, ranks: range, *args: Any) -> list[Any]:
 
 
 def _put(results: Any, target: Any, rank: int, *args: Any) -> None:
+    """Ends as a killed process does: one that takes its modules apart would take a processor from the others meanwhile."""
     results.put((rank, target(rank, *args)))
+    os._exit(0)
 
 
 def _run(rank: int, ports: tuple[int, int], change: Change, model: ModelConfig) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ every process finds the same one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -41,9 +41,17 @@ class Boxes:
     def elements(self) -> Ints:
         return (self.last - self.first) * (self.right - self.left)
 
-    def only(self, rows: NDArray[np.bool_]) -> Boxes:
+    def only(self, rows: NDArray[np.bool_] | Ints) -> Boxes:
         columns = (self.name, self.device, self.first, self.last, self.left, self.right)
         return Boxes(self.names, *(column[rows] for column in columns))
+
+    def on(self, pairs: Iterable[tuple[int, int]]) -> Boxes:
+        """On each device of the pairs (device, other) the boxes that the other one has here."""
+        device, other = np.asarray(list(pairs), dtype=np.int64).reshape(-1, 2).T
+        order = np.argsort(self.device, kind="stable")
+        begin, end = (np.searchsorted(self.device[order], other, side) for side in ("left", "right"))
+        found = self.only(order[_ranges(begin, end)])
+        return replace(found, device=np.repeat(device, end - begin))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ class Transfers:
 def boxes_of(names: Sequence[str], held: Iterable[tuple[int, Iterable[Box]]]) -> Boxes:
     """From each device's boxes, of one or two dimensions, of the tensors `names`."""
     number = {name: i for i, name in enumerate(names)}
-    rows = [(number[b.name], device, *_sides(b)) for device, boxes in held for b in boxes]
+    rows = [(number[b.name], device, *sides(b)) for device, boxes in held for b in boxes]
     columns = np.asarray(rows, dtype=np.int64).reshape(-1, 6).T
     return Boxes(tuple(names), *columns)
 
@@ -94,7 +102,8 @@ def _joined(parts: Sequence[Ints], columns: int) -> Ints:
     return np.concatenate([np.zeros((columns, 0), dtype=np.int64), *parts], axis=1)
 
 
-def _sides(box: Box) -> tuple[int, int, int, int]:
+def sides(box: Box) -> tuple[int, int, int, int]:
+    """Its first row and the one behind its last, and so its columns: one of a vector."""
     (top, left), (rows, columns) = (*box.offset, 0)[:2], (*box.shape, 1)[:2]
     return top, top + rows, left, left + columns
 
@@ -177,10 +186,15 @@ def _are_in(ordered: Ints, values: Ints) -> NDArray[np.bool_]:
 def _expanded(rows: Ints, edges: Ints) -> Ints:
     """(cell, device) of every cell in every box, by cell."""
     start, stop = np.searchsorted(edges, rows[1]), np.searchsorted(edges, rows[2])
-    counts = stop - start
-    cell = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - start, counts)
-    pairs = np.stack([cell, np.repeat(rows[0], counts)])
+    pairs = np.stack([_ranges(start, stop), np.repeat(rows[0], stop - start)])
     found: Ints = pairs[:, np.lexsort((pairs[1], pairs[0]))]
+    return found
+
+
+def _ranges(begin: Ints, end: Ints) -> Ints:
+    """The numbers of each [begin, end), one behind the other."""
+    counts = end - begin
+    found: Ints = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - end, counts)
     return found
 
 
@@ -286,7 +300,7 @@ def least_bytes(have: Boxes, need: Boxes, element: int) -> int:
     order = np.argsort(key)
     begin, end = np.searchsorted(key[order], wanted), np.searchsorted(key[order], wanted, side="right")
     mine = np.repeat(np.arange(wanted.size), end - begin)
-    theirs = order[np.arange(mine.size) - np.repeat(np.cumsum(end - begin) - end, end - begin)]
+    theirs = order[_ranges(begin, end)]
     height = np.minimum(need.last[mine], have.last[theirs]) - np.maximum(need.first[mine], have.first[theirs])
     width = np.minimum(need.right[mine], have.right[theirs]) - np.maximum(need.left[mine], have.left[theirs])
     return int(need.elements.sum() - (np.maximum(height, 0) * np.maximum(width, 0)).sum()) * element

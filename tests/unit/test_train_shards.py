@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from random import Random
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from coxswain.config import ModelConfig
 from coxswain.holdings import Holding, all_holdings
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.models import parameter_specs
+from coxswain.transfers import Boxes, boxes_of
 from coxswain_train.parallel.buckets import entries_of, make_buckets
 from coxswain_train.parallel.shards import shards
 from tests.layouts import LAYERS, SPECS, layout_of, layouts
@@ -46,6 +49,20 @@ def test_every_element_has_one_owner_and_each_owners_box_is_inside_a_box_it_hold
             assert intersect(mine[box.name], box) == box
             owned[box.name][window(full_box(box.name, owned[box.name].shape), box)] += 1
     assert all((count == 1).all() for count in owned.values())
+
+
+@given(layouts(), st.randoms(use_true_random=False))
+def test_the_table_of_all_owners_has_their_boxes_wherever_they_are_held(layout: Layout, random: Random) -> None:
+    """Owners may have a device, several (as of copies), or none."""
+    owners, names = shards(small(layout)), [spec.name for spec in SPECS]
+    pairs = [(device, random.randrange(owners.owners)) for device in range(owners.owners + 1)]
+    found = rows_of(owners.table(names).on(pairs))
+    assert found == rows_of(boxes_of(names, ((device, owners.boxes(owner)) for device, owner in pairs)))
+
+
+def rows_of(boxes: Boxes) -> list[tuple[int, ...]]:
+    columns = (boxes.device, boxes.name, boxes.first, boxes.last, boxes.left, boxes.right)
+    return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
 @given(layouts())
@@ -132,6 +149,16 @@ def test_a_layout_of_256_ranks_of_equal_degree_is_balanced_within_two_percent() 
     sizes = shards(llama(layout)).sizes()
     stages = np.array(sizes).reshape(-1, 2, 2)
     assert (stages.max(0) <= 1.02 * stages.mean(0)).all()
+
+
+def test_a_table_of_1024_ranks_costs_less_than_their_cut() -> None:
+    """Each rank makes two in a change, which training waits for; a box at a time took fifty times as long as the cut."""
+    held = llama(layout_of(*[[(8, 6), (8, 12)]] * 64))
+    begin = time.process_time()
+    owners = shards(held)
+    cut = time.process_time()
+    table = owners.table([spec.name for spec in parameter_specs(LLAMA, 32000)])
+    assert table.name.size > 10_000 and time.process_time() - cut < cut - begin
 
 
 def test_a_cell_whose_gradient_no_holder_counts_is_refused_by_its_box() -> None:

@@ -6,36 +6,36 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from coxswain.boxes import Box
 from coxswain.config import OptimizerConfig
+from coxswain.holdings import Holding
 from coxswain.live import Holder, LiveSource
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.state import Cut, LiveState
 from coxswain_train.live.takeover import TakeOver, Target, Update
+from coxswain_train.parallel.shards import Cell, Shards
 from coxswain_train.parallel.state import State
 
 ME, WARDS = 1, (1, 2, 0)  # rank 1 keeps the copy of rank 2's shard
-OLD, NEW = ((0, 2), (2, 4), (4, 6)), ((0, 1), (1, 3), (3, 6))
+OLD, NEW = (0, 2, 4, 6), (0, 1, 3, 6)
 
 
-class Cuts:
+def cut_at(bounds: Sequence[int]) -> Shards:
     """A vector of six elements, cut into a shard a rank."""
+    box, ranks = Box("w", (0,), (6,)), len(bounds) - 1
+    cell = Cell(box, 1, (0,), (0,), np.arange(ranks), np.array(bounds))
+    return Shards((cell,), np.zeros(ranks, dtype=np.int64), ((Holding(box),),))
 
-    def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
-        self.bounds, self.owners = bounds, len(bounds)
 
-    def boxes(self, rank: int) -> list[Box]:
-        start, stop = self.bounds[rank]
-        return [Box("w", (start,), (stop - start,))]
-
-    def state(self, rank: int) -> State:
-        state = State()
-        state.hold(self.boxes(rank), torch.float32, torch.device("cpu"))
-        return state
+def state_of(shards: Shards, rank: int) -> State:
+    state = State()
+    state.hold(shards.boxes(rank), torch.float32, torch.device("cpu"))
+    return state
 
 
 class Wire:
@@ -65,14 +65,13 @@ class World:
 
 
 def test_what_arrived_wrong_is_not_offered_where_an_abort_ends_the_vote() -> None:
-    old, new = Cuts(OLD), Cuts(NEW)
+    old, new = cut_at(OLD), cut_at(NEW)
     live = LiveState()
-    live.begin(Cut(5, ME, 8, old.state(ME), WARDS[ME], old.state(WARDS[ME])))
+    live.begin(Cut(5, ME, 8, state_of(old, ME), WARDS[ME], state_of(old, WARDS[ME])))
     source: Any = LiveSource(5, SimpleNamespace(ranks=lambda: range(3)), 8, tuple(Holder(r, r) for r in range(3)))  # type: ignore[arg-type]
-    copies: Any = Copies(Wire(), ME, WARDS, [b - a for a, b in NEW])  # type: ignore[arg-type]
-    shards: Any = new
-    target = Target(6, ME, shards, copies, [0, 0, 0], {"w": (6,)}, torch.float32, torch.device("cpu"))
+    copies: Any = Copies(Wire(), ME, WARDS, new.sizes())  # type: ignore[arg-type]
+    target = Target(6, ME, new, copies, [0, 0, 0], {"w": (6,)}, torch.float32, torch.device("cpu"))
     change, before = TakeOver(live, World(), target, source), live.all_held(0)
     with pytest.raises(RuntimeError, match="aborted"):
-        change.run(old, Update(OptimizerConfig(learning_rate=0.1), 0.1, ()))  # type: ignore[arg-type]
+        change.run(old, Update(OptimizerConfig(learning_rate=0.1), 0.1, ()))
     assert [held.generation for held in before] == [held.generation for held in live.all_held(0)] == [5]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +30,7 @@ LARGE_BYTES = 256 << 10  # a message of its own costs less than packing so many
 _HEADER = 32  # bytes: four numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """Rows [first, last) and columns [left, right) of a tensor. A vector has one column."""
 
     name: str
@@ -48,6 +48,9 @@ class Move:
     def split(self, most: int) -> Iterator[Move]:
         """By rows, so that each has at most so many elements where a row has no more."""
         rows = max(1, most // (self.right - self.left))
+        if self.last - self.first <= rows:
+            yield self
+            return
         for start in range(self.first, self.last, rows):
             stop = min(start + rows, self.last)
             yield Move(self.name, start, stop, self.left, self.right, self.sender, self.receiver)
@@ -64,17 +67,21 @@ def rounds(
 ) -> list[list[Move]]:
     """In each round a rank sends and receives at most `most` bytes. `bytes_of`: of one element of each tensor, all kinds."""
     found: list[list[Move]] = []
-    turns: dict[tuple[str, int], int] = defaultdict(int)
-    filled: dict[tuple[str, int], int] = defaultdict(int)
+    last: dict[
+        int, tuple[int, int]
+    ] = {}  # of what a rank sends, or, with its number inverted, receives: the round, bytes in it
     for whole in moves:
-        for move in whole.split(most // bytes_of[whole.name]):
-            size, ends = move.elements * bytes_of[move.name], (("out", move.sender), ("in", move.receiver))
-            turn = max(turns[end] for end in ends)
-            turn += any(turns[end] == turn and 0 < filled[end] > most - size for end in ends)
-            for end in ends:
-                filled[end] = size + (filled[end] if turns[end] == turn else 0)
-                turns[end] = turn
-            found += [[] for _ in range(turn + 1 - len(found))]
+        element = bytes_of[whole.name]
+        for move in whole.split(most // element):
+            size, out, into = move.elements * element, move.sender, ~move.receiver
+            (sending, sent), (receiving, received) = last.get(out, (0, 0)), last.get(into, (0, 0))
+            turn = max(sending, receiving)
+            sent, received = sent * (sending == turn), received * (receiving == turn)
+            if 0 < max(sent, received) > most - size:
+                turn, sent, received = turn + 1, 0, 0
+            last[out], last[into] = (turn, sent + size), (turn, received + size)
+            while len(found) <= turn:
+                found.append([])
             found[turn].append(move)
     return found
 

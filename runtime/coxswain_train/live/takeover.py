@@ -23,7 +23,7 @@ from coxswain.config import OptimizerConfig
 from coxswain.errors import Retryable
 from coxswain.holdings import Holding
 from coxswain.live import LiveSource
-from coxswain.transfers import Boxes, Links, Transfers, boxes_of, held_boxes, transfers
+from coxswain.transfers import Boxes, Links, Transfers, held_boxes, transfers
 from coxswain_train.live.claims import Claim, Content, check_claims, check_contents, check_moved
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.digests import Known, content_of
@@ -198,13 +198,12 @@ class TakeOver:
     def _list(self, old: Shards) -> Transfers:
         holders, target = self._source.holders, self._target
         names = list(target.shapes)
-        have = boxes_of(names, ((h.rank, old.boxes(h.former)) for h in holders))
+        have = old.table(names).on((h.rank, h.former) for h in holders)
         return transfers(have, self._need(names), target.links, 1)
 
     def _need(self, names: Sequence[str]) -> Boxes:
         shards, wards = self._target.shards, self._target.copies.wards
-        owned = [(rank, shards.boxes(rank)) for rank in range(shards.owners)]
-        return boxes_of(names, owned + [(rank, shards.boxes(ward)) for rank, ward in enumerate(wards)])
+        return shards.table(names).on([*((rank, rank) for rank in range(shards.owners)), *enumerate(wards)])
 
     def _contents(self, moves: int, own: State | None, copy: State | None, fault: bool = False) -> list[Content]:
         digests = [0 if state is None else content_of(state.boxes(), self._known) for state in (own, copy)]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from coxswain.boxes import Box, intersect
 from coxswain.holdings import Holding
+from coxswain.transfers import Boxes, sides
 from coxswain_train.parallel.balance import balance
 
 Numbers = npt.NDArray[np.int64]
@@ -63,6 +64,18 @@ class Shards:
         """The owner's boxes, in the order of its packed buffer."""
         rows = ((cell.box, *cell.rows_of(owner)) for cell in self.cells)
         return tuple(_rows(box, start, stop) for box, start, stop in rows if stop > start)
+
+    def table(self, names: Sequence[str]) -> Boxes:
+        """The boxes of all owners, as those of devices of the same numbers. `names`: of all parameters."""
+        number = {name: place for place, name in enumerate(names)}
+        counts = [len(cell.owners) for cell in self.cells]
+        whole = np.array([(number[cell.box.name], *sides(cell.box)) for cell in self.cells])
+        name, top, _, left, right = np.repeat(whole, counts, axis=0).T
+        owners, start, stop = (
+            np.concatenate(each)
+            for each in zip(*((c.owners, c.cuts[:-1], c.cuts[1:]) for c in self.cells), strict=True)
+        )
+        return Boxes(tuple(names), name, owners, top + start, top + stop, left, right).only(stop > start)
 
     def sizes(self) -> list[int]:
         """Elements by owner."""

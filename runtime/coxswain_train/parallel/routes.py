@@ -87,7 +87,8 @@ def make_routes(
     buckets = make_buckets(shards, elements)
     gradients, weights = (RouteMaker(shards, me, grid, device, counting) for counting in (True, False))
     there = [gradients.make(bucket) for bucket in buckets]
-    return there, there if gradients.same(weights) else [weights.make(bucket) for bucket in buckets]
+    ways = zip(buckets, there, strict=True)
+    return there, [route if gradients.same(weights, bucket) else weights.make(bucket) for bucket, route in ways]
 
 
 class RouteMaker:
@@ -102,9 +103,10 @@ class RouteMaker:
         sizes = ((stop - start) * cell.row for cell in shards.cells for start, stop in [cell.rows_of(me)])
         self._state = [0, *accumulate(sizes)]  # by cell, where this rank's rows of it begin
 
-    def same(self, other: RouteMaker) -> bool:
-        """Whether all that hold a cell send its gradient."""
-        return bool((self._holds == other._holds).all())
+    def same(self, other: RouteMaker, bucket: Bucket) -> bool:
+        """Whether all that hold a cell of the bucket send its gradient."""
+        cells = [item.cell for item in bucket.items]
+        return bool((self._holds[:, cells] == other._holds[:, cells]).all())
 
     def make(self, bucket: Bucket) -> Route:
         entries = entries_of(self._shards, bucket)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coxswain.errors import Refused, Retryable
 from coxswain.wire import Fault
-from coxswain_operator.cluster import Denied
+from coxswain_operator.cluster import Conflict, Denied
 
 _KUEUE = "set rbac.kueue=true in the operator's chart: the job is in a queue of Kueue"
 _CLASSES = (
@@ -31,13 +31,17 @@ _KNOWN = (
     ("cannot patch resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
 )
 UNAVAILABLE = "ServerUnavailable"  # away, or it cannot ask a webhook
+CONFLICT = "Conflict"  # again and again
 _ABOVE_LIMIT = "must be less than or equal to"  # a request above its limit, which a LimitRange may have filled in
 
 
-def fault_of(what: str, error: Refused | Retryable) -> Fault:
+def fault_of(what: str, error: Refused | Retryable | Conflict) -> Fault:
     """`what`: the object, such as `Pod demo-trainer-0-0`. Retryable: it is tried again, with a pause."""
     if isinstance(error, Retryable):
         return Fault(UNAVAILABLE, f"{what}: the API server fails: {error}; it is tried again", retryable=True)
+    if isinstance(error, Conflict):
+        text = f"{what}: the API server answers with a conflict each time: {error}; look for a webhook or a quota that causes it"
+        return Fault(CONFLICT, f"{text}; it is tried again", retryable=True)
     if not isinstance(error, Denied):
         return Fault(error.reason, error.message + f"; {_LIMITS}" * (_ABOVE_LIMIT in error.message))
     found = ((reason, out) for text, reason, out in _KNOWN if text in error.message)

@@ -180,8 +180,8 @@ async def test_a_name_that_is_taken_is_an_unexpected_result_and_stops_only_pods_
     executor = executing(server)
     assert not await execute(executor, action, pod(2), EVENT)
     assert len(server.asked) == asked
-    assert executor.rejection(JOB) is None
-    assert len(executor.taken(JOB)) == 1
+    assert executor.refusals(JOB).rejection is None
+    assert len(executor.refusals(JOB).taken) == 1
 
 
 async def test_a_workload_that_is_there_already_holds_no_name_that_is_looked_at() -> None:
@@ -191,7 +191,7 @@ async def test_a_workload_that_is_there_already_holds_no_name_that_is_looked_at(
     executor = executing(server)
     workload = Create({"kind": "Workload", "metadata": {"name": "demo-u-0", "namespace": "lab"}})
     assert not await execute(executor, workload)
-    assert executor.taken(JOB) == [] and executor.rejection(JOB) is None
+    assert executor.refusals(JOB).taken == [] and executor.refusals(JOB).rejection is None
 
 
 async def test_where_the_server_fails_with_a_pod_all_else_is_done_and_then_the_error_raised() -> None:
@@ -203,10 +203,10 @@ async def test_where_the_server_fails_with_a_pod_all_else_is_done_and_then_the_e
         await execute(executor, pod(1), pod(2), LEAVE, STOP, EVENT)
     assert [what[0] for what in server.asked] == ["publish", "create", "leave", "stop"]
     text = "Pod demo-trainer-1-1: the API server fails: failed calling webhook; it is tried again"
-    assert executor.rejection(JOB) == Fault("ServerUnavailable", text, retryable=True)
+    assert executor.refusals(JOB).rejection == Fault("ServerUnavailable", text, retryable=True)
     server.refuses = lambda name: None
     assert await execute(executor, pod(1))
-    assert executor.rejection(JOB) is None
+    assert executor.refusals(JOB).rejection is None
 
 
 async def test_a_create_that_conflicts_with_a_quotas_status_is_an_unexpected_result_and_stops_no_other() -> None:
@@ -214,7 +214,7 @@ async def test_a_create_that_conflicts_with_a_quotas_status_is_an_unexpected_res
     server.refuses = lambda name: Conflict("resourcequotas") if name.endswith("-1") else None
     executor = executing(server)
     assert not await execute(executor, pod(1), pod(2))
-    assert len(server.asked) == 2 and executor.rejection(JOB) is None
+    assert len(server.asked) == 2 and executor.refusals(JOB).rejection is None
 
 
 @pytest.mark.parametrize("error", [Retryable("503"), Refused("Invalid", "no"), AlreadyExists("n")])
@@ -241,12 +241,12 @@ async def test_a_refused_pod_stops_the_other_pods_and_is_kept_until_the_jobs_nex
     executor = executing(server)
     assert not await execute(executor, pod(1), pod(2), EVENT)
     assert server.asked == [("publish", EVENT), ("create", "demo-trainer-1-1")]
-    assert (executor.rejection(JOB), executor.rejection(OTHER)) == (rejection, None)
+    assert (executor.refusals(JOB).rejection, executor.refusals(OTHER).rejection) == (rejection, None)
     server.refuses = lambda name: None
     assert await execute(executor, CONFIG, job=OTHER)
-    assert executor.rejection(JOB) == rejection  # another job's success says nothing
+    assert executor.refusals(JOB).rejection == rejection  # another job's success says nothing
     assert await execute(executor, pod(1))
-    assert executor.rejection(JOB) is None
+    assert executor.refusals(JOB).rejection is None
 
 
 async def test_a_restart_whose_pods_are_refused_deletes_all_and_asks_for_one_pod_a_pass() -> None:

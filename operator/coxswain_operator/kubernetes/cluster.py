@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 SECRET_SECONDS = 300.0  # for which a Secret that was read is remembered
 NAMESPACE_SECONDS = 30.0  # likewise a namespace
+_PRECONDITION = "UID in precondition"  # in the server's words
 DISCOVERY_SECONDS = 2.0  # between two looks whether the CRDs are there
 
 
@@ -170,8 +171,10 @@ class KubernetesCluster:
         try:
             path = self._resources[kind].path(namespace, name)
             answer = await self._connection.send("DELETE", path, options)
-        except Conflict:  # another object has that name now; the watch will report it
-            return
+        except Conflict as error:
+            if _PRECONDITION in str(error):  # another object has that name now; the watch will report it
+                return
+            raise
         except NotFound:
             answer = b'{"kind": "Status"}'
         if kind_of(answer) == kind:

@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 SECRET_SECONDS = 300.0  # for which a Secret that was read is remembered
 NAMESPACE_SECONDS = 30.0  # likewise a namespace
-_PRECONDITION = "UID in precondition"  # in the server's words
 DISCOVERY_SECONDS = 2.0  # between two looks whether the CRDs are there
 
 
@@ -171,8 +170,9 @@ class KubernetesCluster:
         try:
             path = self._resources[kind].path(namespace, name)
             answer = await self._connection.send("DELETE", path, options)
-        except Conflict as error:
-            if _PRECONDITION in str(error):  # another object has that name now; the watch will report it
+        except Conflict:
+            found = await self.find(kind, namespace, name)
+            if found is None or found["metadata"]["uid"] != uid:  # another has that name now; the watch will report it
                 return
             raise
         except NotFound:

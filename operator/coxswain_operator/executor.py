@@ -11,7 +11,7 @@ from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import Fault
 from coxswain_operator.children.workload import KIND as WORKLOAD
-from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, JobControl
+from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Denied, JobControl
 from coxswain_operator.pass_refusals import PassRefusals, Refusals
 from coxswain_operator.reconcile.actions import (  # fmt: skip
     Action,
@@ -68,7 +68,7 @@ class ActionExecutor:
         done.append(await self._execute_together(job, [c for c in creates if _is_budget(c)]))
         for action in decision.of(LeaveQueue, CheckpointAndStop, Quarantine, EndQuarantine):
             done.append(await self._execute_together(job, [action]))
-        done += [await self._execute_one(job, action) for action in statuses if not _is_of(job, action)]
+        done += [await self._execute_together(job, [action]) for action in statuses if not _is_of(job, action)]
         fault = self.refusals(job).rejection
         if fault is not None and fault.reason == UNAVAILABLE:
             raise Retryable(fault.message)
@@ -97,8 +97,8 @@ class ActionExecutor:
     async def _execute_one(self, job: Manifest, action: Action) -> bool:
         namespace = job["metadata"]["namespace"]
         match action:
-            case WriteStatus(kind, name, status, version):
-                await self._cluster.patch_status(kind, namespace, name, status, version)
+            case WriteStatus():
+                await self._write_status(job, action)
             case Delete(kind, name, uid, force):
                 call = self._cluster.delete(kind, namespace, name, uid, force)
                 return await self._permitted(job, f"{kind} {name}", call)
@@ -118,6 +118,20 @@ class ActionExecutor:
             case Event():
                 await self._cluster.publish(job, action)
         return True
+
+    async def _write_status(self, job: Manifest, action: WriteStatus) -> None:
+        """What the server refuses of the job's own status fails the pass: nothing may be done that it does not account for."""
+        namespace = job["metadata"]["namespace"]
+        try:
+            await self._cluster.patch_status(action.kind, namespace, action.name, action.status, action.version)
+        except Refused as error:
+            if _is_of(job, action):
+                text = f"the status of {action.kind} {action.name} is refused, so nothing is done for the job: {error.message}"
+                await self._cluster.publish(job, Event("FailedUpdate", f"{error.reason}: {text}", warning=True))
+                raise
+            denied = Denied(error.reason, error.message)  # which ends no job
+            self._refusals.reject(job["metadata"]["uid"], f"the status of {action.kind} {action.name}", denied)
+            raise _Rejected from error
 
     async def _quarantine(self, job: Manifest, action: Quarantine) -> None:
         """One at a time: another job's pass may have made one since this one looked."""

@@ -129,17 +129,44 @@ async def test_after_a_status_write_that_fails_nothing_is_done() -> None:
     assert [what[0] for what in server.asked] == ["patch"]
 
 
-@pytest.mark.parametrize("error", [Conflict("DataSource"), Denied("Forbidden", "no"), Retryable("503")])
+@pytest.mark.parametrize("error", [Denied("Forbidden", "no"), Refused("Invalid", "no")])
+async def test_a_status_of_the_job_that_is_refused_is_an_event_and_fails_the_pass(error: Refused) -> None:
+    """Nothing may be done that the status does not account for, and the status cannot say it."""
+    server = Server()
+    server.refuses = lambda name: error if name == "TrainingJob" else None
+    with pytest.raises(type(error)):
+        await execute(executing(server), WRITE, EVENT, CONFIG, pod(1))
+    said = "the status of TrainingJob demo is refused, so nothing is done for the job: no"
+    assert server.asked[1:] == [("publish", Event("FailedUpdate", f"{error.reason}: {said}", warning=True))]
+
+
+SOURCE = WriteStatus("DataSource", "code", {}, "3")
+
+
+@pytest.mark.parametrize("error", [Conflict("DataSource"), Retryable("503")])
 async def test_a_status_of_a_source_that_cannot_be_written_loses_no_event_and_stops_no_pod(error: Exception) -> None:
     """Events are published once: the next pass finds the job's status written, and reports nothing again."""
     server = Server()
     server.refuses = lambda name: error if name == "DataSource" else None
     with pytest.raises(type(error)):
-        await execute(executing(server), WRITE, WriteStatus("DataSource", "code", {}, "3"), EVENT, CONFIG, pod(1), STOP)
+        await execute(executing(server), WRITE, SOURCE, EVENT, CONFIG, pod(1), STOP)
     assert [what[:2] for what in server.asked] == [
         ("patch", "TrainingJob"), ("publish", EVENT), ("create", "demo-config"), ("create", "demo-trainer-1-1"),
         ("stop", "suspended"), ("patch", "DataSource"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [Denied("Forbidden", "no"), Refused("Invalid", "no")])
+async def test_a_status_of_a_source_that_is_refused_fails_no_pass_and_ends_no_job(error: Refused) -> None:
+    """A pass that fails again and again is repeated each minute only: losses of pods would wait for it."""
+    server = Server()
+    server.refuses = lambda name: error if name == "DataSource" else None
+    executor = executing(server)
+    assert not await execute(executor, WRITE, SOURCE, pod(1))
+    assert [what[0] for what in server.asked] == ["patch", "create", "patch"]
+    fault = executor.refusals(JOB).rejection
+    assert fault is not None and fault.retryable
+    assert fault.message.startswith("the status of DataSource code is refused for now: no")
 
 
 @pytest.mark.parametrize(("limit", "made"), [(1, 1), (2, 2), (3, 3), (4, 3)])

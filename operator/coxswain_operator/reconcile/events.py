@@ -21,6 +21,7 @@ OURS = frozenset(
         "NodeLost",
         "PodDisrupted",
         "FailedDelete",
+        "FailedUpdate",
     }
 )
 THEIRS = frozenset(EVENT_REASONS) - OURS

@@ -25,7 +25,7 @@ from coxswain_operator.reconcile.actions import (  # fmt: skip
     Quarantine,
     WriteStatus,
 )
-from coxswain_operator.refusals import UNAVAILABLE
+from coxswain_operator.refusals import UNAVAILABLE, fault_of
 from coxswain_operator.slow_start import Call, SlowStartBatch, interleave
 from coxswain_operator.views import Event, Manifest
 
@@ -125,12 +125,13 @@ class ActionExecutor:
         try:
             await self._cluster.patch_status(action.kind, namespace, action.name, action.status, action.version)
         except Refused as error:
-            if _is_of(job, action):
-                text = f"the status of {action.kind} {action.name} is refused, so nothing is done for the job: {error.message}"
-                await self._cluster.publish(job, Event("FailedUpdate", f"{error.reason}: {text}", warning=True))
-                raise
             denied = Denied(error.reason, error.message)  # which ends no job
-            self._refusals.reject(job["metadata"]["uid"], f"the status of {action.kind} {action.name}", denied)
+            fault = fault_of(f"the status of {action.kind} {action.name}", denied)
+            if _is_of(job, action):
+                text = f"{fault.reason}: {fault.message}; until then nothing is done for the job"
+                await self._cluster.publish(job, Event("FailedUpdate", text, warning=True))
+                raise
+            self._refusals.set_fault(job["metadata"]["uid"], fault)
             raise _Rejected from error
 
     async def _quarantine(self, job: Manifest, action: Quarantine) -> None:

@@ -23,6 +23,7 @@ _KNOWN = (
     ("service account", "ServiceAccountMissing", "create it; Kubernetes creates `default` soon after a namespace"),
     ("no PriorityClass", "PriorityClassMissing", "create it, or correct spec.scheduling.priorityClassName"),
     ("is being terminated", "NamespaceTerminating", "create the job in another namespace"),
+    ("field not declared in schema", "KindsOutdated", "apply the CustomResourceDefinitions of the operator's release"),
     ('cannot patch resource "pods"', "OperatorNotPermitted", _KUEUE),
     ('resource "workloads"', "OperatorNotPermitted", _KUEUE),
     ("cannot get resource", "OperatorNotPermitted", _CLASSES),

@@ -136,7 +136,7 @@ async def test_a_status_of_the_job_that_is_refused_is_an_event_and_fails_the_pas
     server.refuses = lambda name: error if name == "TrainingJob" else None
     with pytest.raises(type(error)):
         await execute(executing(server), WRITE, EVENT, CONFIG, pod(1))
-    said = "the status of TrainingJob demo is refused, so nothing is done for the job: no"
+    said = "the status of TrainingJob demo is refused for now: no; it is tried again; until then nothing is done for the job"
     assert server.asked[1:] == [("publish", Event("FailedUpdate", f"{error.reason}: {said}", warning=True))]
 
 

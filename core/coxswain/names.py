@@ -63,7 +63,7 @@ EVENT_REASONS = (
     "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "SourceExhausted", "NodeLost", "PodDisrupted",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "GangReleased", "Suspended", "Resumed", "Completed", "Failed",
     "EditPending", "StrategyChosen", "NodeQuarantined", "NodeKept", "StragglerDetected",
-    "StragglerRecovered", "LayoutChanged", "LayoutMeasured",
+    "StragglerRecovered", "LayoutChanged", "LayoutMeasured", "FailedDelete", "FailedUpdate",
 )  # fmt: skip
 
 

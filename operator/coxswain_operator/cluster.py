@@ -24,7 +24,7 @@ class Denied(Refused):
 
 
 class Conflict(Exception):
-    """The status write was based on an older resourceVersion."""
+    """The write was based on an older state, or met another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class Cluster(Protocol):
         ...
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Returns the object as stored. Raises AlreadyExists; Denied for now, Refused for good."""
+        """Returns the object as stored. Raises AlreadyExists, Conflict; Denied for now, Refused for good."""
         ...
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "", force: bool = False) -> None:
-        """Begins deletion (of this uid only, if given). An absent object is no error.
+        """Begins deletion (of this uid only, if given). An absent object is no error. Raises Refused, Denied, Conflict.
 
         `force`: for a pod whose node is gone.
         """

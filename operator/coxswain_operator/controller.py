@@ -109,7 +109,8 @@ class Controller:
             children=tuple([child_view(c) for kind in kinds(self._settings) for c in await self._children(kind, job)]),
             report=report,
             nodes=await self._cluster.nodes() if report is not None and report.replace_node else None,
-            rejection=self._executor.rejection(job),
+            rejection=self._executor.refusals(job).rejection,
+            quarantine_refusal=self._executor.refusals(job).quarantine,
             holders=await self._holders(job),
             leftovers=await self._leftovers(job),
             pod_security=await self._cluster.pod_security(namespace),
@@ -145,13 +146,13 @@ class Controller:
     async def _holders(self, job: Manifest) -> tuple[HolderView, ...]:
         """What holds names that the last pass could not take; of many only the first ones."""
         namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
-        taken = self._executor.taken(job)[:MAX_HOLDERS]
+        taken = self._executor.refusals(job).taken[:MAX_HOLDERS]
         found = [await self._cluster.find(kind, namespace, name) for kind, name in taken]
         return tuple(holder_view(h, job) for h in found if h is not None and controller_of(h).get("uid") != uid)
 
     async def _leftovers(self, job: Manifest) -> tuple[PodView, ...]:
         """Pods of earlier jobs of the same name, if they hold a name: no pass over their own job deletes them."""
-        if not any(kind == "Pod" for kind, _ in self._executor.taken(job)):
+        if not any(kind == "Pod" for kind, _ in self._executor.refusals(job).taken):
             return ()
         meta = job["metadata"]
         return await self._with_nodes(await self._cluster.orphans(meta["namespace"], meta["name"], meta["uid"]))
@@ -193,9 +194,9 @@ class Controller:
 
     def _is_stuck(self, observed: Observed) -> bool:
         """The pass before was refused something, or found a name that another owner holds; and so was this one."""
-        refused = observed.rejection and self._executor.rejection(observed.job)
+        now = self._executor.refusals(observed.job)
         held = any(not holder.leftover for holder in observed.holders)
-        return bool(refused or (held and self._executor.taken(observed.job)))
+        return bool((observed.rejection and now.rejection) or (held and now.taken))
 
 
 _WRITES = (WriteStatus, Create, CreatePod, Delete)

@@ -11,7 +11,8 @@ from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import Fault
 from coxswain_operator.children.workload import KIND as WORKLOAD
-from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, JobControl
+from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Denied, JobControl
+from coxswain_operator.pass_refusals import PassRefusals, Refusals
 from coxswain_operator.reconcile.actions import (  # fmt: skip
     Action,
     CheckpointAndStop,
@@ -39,23 +40,14 @@ class ActionExecutor:
 
     def __init__(self, cluster: Cluster, control: JobControl, at_once: int) -> None:
         self._cluster, self._control, self._at_once = cluster, control, at_once
-        self._rejections: dict[str, Fault] = {}  # by the job's uid, of its last pass
-        self._taken: dict[str, list[tuple[str, str]]] = {}  # likewise
+        self._refusals = Refusals()
         self._workers: dict[str, int] = {}  # by the job's uid, during a restart
         self._quarantining = asyncio.Lock()
         self._said = ""  # why the last quarantine could not be made or ended
 
-    def rejection(self, job: Manifest) -> Fault | None:
-        """The first refusal of a child, or of a child's deletion, in the last pass; also a failure of the server."""
-        return self._rejections.get(job["metadata"]["uid"])
-
-    def taken(self, job: Manifest) -> list[tuple[str, str]]:
-        """Kind and name of the children that the last pass could not create: other objects hold their names."""
-        return self._taken.get(job["metadata"]["uid"], [])
-
-    def forget(self, job: Manifest) -> None:
-        self._rejections.pop(job["metadata"]["uid"], None)
-        self._taken.pop(job["metadata"]["uid"], None)
+    def refusals(self, job: Manifest) -> PassRefusals:
+        """What the cluster did not take of the last pass."""
+        return self._refusals.of(job["metadata"]["uid"])
 
     async def execute(self, job: Manifest, decision: Decision) -> bool:
         """Executes all actions in their order. False: a result was unexpected; observe again soon.
@@ -67,7 +59,7 @@ class ActionExecutor:
         deletes, creates = decision.of(Delete), decision.of(Create)
         statuses = decision.of(WriteStatus)
         done = [await self._execute_one(job, action) for action in statuses if _is_of(job, action)]
-        self.forget(job)
+        self._refusals.begin(job["metadata"]["uid"])
         done += [await self._execute_one(job, event) for event in decision.of(Event)]
         needed = [*(d for d in deletes if not _is_pod(d)), *(c for c in creates if not _is_budget(c))]
         done.append(ready := await self._execute_together(job, needed))
@@ -76,8 +68,8 @@ class ActionExecutor:
         done.append(await self._execute_together(job, [c for c in creates if _is_budget(c)]))
         for action in decision.of(LeaveQueue, CheckpointAndStop, Quarantine, EndQuarantine):
             done.append(await self._execute_together(job, [action]))
-        done += [await self._execute_one(job, action) for action in statuses if not _is_of(job, action)]
-        fault = self.rejection(job)
+        done += [await self._execute_together(job, [action]) for action in statuses if not _is_of(job, action)]
+        fault = self.refusals(job).rejection
         if fault is not None and fault.reason == UNAVAILABLE:
             raise Retryable(fault.message)
         return all(done)
@@ -88,7 +80,9 @@ class ActionExecutor:
         calls = self._calls(job, interleave(deletes, creates))
         batch = SlowStartBatch(calls, self._at_once, seconds, self._workers.pop(uid, 1))
         smooth = await _run(batch)
-        if deletes and self.rejection(job) is not None:  # nothing may stop them: a quota may wait for their room
+        if (
+            deletes and self.refusals(job).rejection is not None
+        ):  # nothing may stop them: a quota may wait for their room
             await self._execute_together(job, deletes)
         if smooth and creates and (deletes or not batch.is_done):  # the next pass continues with as many
             self._workers[uid] = batch.workers
@@ -103,30 +97,47 @@ class ActionExecutor:
     async def _execute_one(self, job: Manifest, action: Action) -> bool:
         namespace = job["metadata"]["namespace"]
         match action:
-            case WriteStatus(kind, name, status, version):
-                await self._cluster.patch_status(kind, namespace, name, status, version)
+            case WriteStatus():
+                await self._write_status(job, action)
             case Delete(kind, name, uid, force):
-                await self._permitted(job, f"{kind} {name}", self._cluster.delete(kind, namespace, name, uid, force))
+                call = self._cluster.delete(kind, namespace, name, uid, force)
+                return await self._permitted(job, f"{kind} {name}", call)
             case Create(manifest):
                 return await self._create(job, manifest)
             case CreatePod():
                 return await self._create(job, self._manifest(job, action))
             case LeaveQueue(group, pod):
-                await self._permitted(job, f"group {group}", self._cluster.leave_queue(namespace, group, pod))
+                call = self._cluster.leave_queue(namespace, group, pod)
+                return await self._permitted(job, f"group {group}", call)
             case CheckpointAndStop(reason, at_step):
                 return await self._control.checkpoint_and_stop(job, reason, at_step)
             case Quarantine():
                 await self._quarantine(job, action)
             case EndQuarantine(name, uid):
-                await self._attempt(self._cluster.delete("NodeQuarantine", "", name, uid))
+                await self._attempt(job, name, self._cluster.delete("NodeQuarantine", "", name, uid))
             case Event():
                 await self._cluster.publish(job, action)
         return True
 
+    async def _write_status(self, job: Manifest, action: WriteStatus) -> None:
+        """What the server refuses of the job's own status fails the pass: nothing may be done that it does not account for."""
+        namespace = job["metadata"]["namespace"]
+        try:
+            await self._cluster.patch_status(action.kind, namespace, action.name, action.status, action.version)
+        except Refused as error:
+            denied = Denied(error.reason, error.message)  # which ends no job
+            fault = fault_of(f"the status of {action.kind} {action.name}", denied)
+            if _is_of(job, action):
+                text = f"{fault.reason}: {fault.message}; until then nothing is done for the job"
+                await self._cluster.publish(job, Event("FailedUpdate", text, warning=True))
+                raise
+            self._refusals.set_fault(job["metadata"]["uid"], fault)
+            raise _Rejected from error
+
     async def _quarantine(self, job: Manifest, action: Quarantine) -> None:
         """One at a time: another job's pass may have made one since this one looked."""
         async with self._quarantining:
-            if await self._attempt(self._make_within(action)):
+            if await self._attempt(job, action.manifest["metadata"]["name"], self._make_within(action)):
                 await self._cluster.publish(job, action.event)
 
     async def _make_within(self, action: Quarantine) -> bool:
@@ -137,14 +148,16 @@ class ActionExecutor:
             await self._cluster.create(action.manifest)
         return len(made) < action.limit
 
-    async def _attempt(self, call: Awaitable[bool | None]) -> bool:
-        """A node that cannot be quarantined, or admitted again, is no reason to stop a job. What is refused in each pass is
-        said once."""
+    async def _attempt(self, job: Manifest, name: str, call: Awaitable[bool | None]) -> bool:
+        """A node that cannot be quarantined, or admitted again, is no reason to stop a job: the next pass says why. What is
+        refused in each pass is logged once."""
         try:
             return await call is not False
-        except (AlreadyExists, Refused, Retryable) as error:
+        except (AlreadyExists, Conflict, Refused, Retryable) as error:
             log.log(logging.DEBUG if str(error) == self._said else logging.WARNING, "quarantine: %s", error)
             self._said = str(error)
+            if not isinstance(error, AlreadyExists):  # which the next pass sees
+                self._refusals.set_quarantine(job["metadata"]["uid"], f"NodeQuarantine {name}", error)
             return False
 
     def _manifest(self, job: Manifest, action: CreatePod) -> Manifest:
@@ -153,32 +166,32 @@ class ActionExecutor:
             return action.manifest
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             text = f"Pod {action.name} cannot be made of the job's templates: {type(error).__name__}: {error}"
-            self._rejections.setdefault(job["metadata"]["uid"], Fault("TemplateUnusable", text, retryable=True))
+            self._refusals.set_fault(job["metadata"]["uid"], Fault("TemplateUnusable", text, retryable=True))
             raise _Rejected from error
 
     async def _create(self, job: Manifest, manifest: Manifest) -> bool:
         """The next pass looks at what holds a name that is taken, and at a refusal."""
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         try:
-            await self._permitted(job, f"{kind} {name}", self._cluster.create(manifest))
+            return await self._permitted(job, f"{kind} {name}", self._cluster.create(manifest))
         except AlreadyExists:
             if kind == "Secret":  # its name is made of its token
                 return True
             if kind == WORKLOAD:  # its name is made of the job's uid: the next look finds it
                 return False
-            self._taken.setdefault(job["metadata"]["uid"], []).append((kind, name))
+            self._refusals.set_taken(job["metadata"]["uid"], kind, name)
             return False
-        except Conflict:  # of something else that the server writes with it, such as a quota's status
-            return False
-        return True
 
-    async def _permitted(self, job: Manifest, what: str, call: Awaitable[object]) -> None:
-        """Awaits the call, and keeps the job's first refusal, or failure of the server."""
+    async def _permitted(self, job: Manifest, what: str, call: Awaitable[object]) -> bool:
+        """Awaits the call, and keeps the job's first refusal, or failure of the server. False: a first conflict, which stops
+        nothing else."""
         try:
             await call
-        except (Refused, Retryable) as error:
-            self._rejections.setdefault(job["metadata"]["uid"], fault_of(what, error))
-            raise _Rejected from error
+        except (Conflict, Refused, Retryable) as error:
+            if self._refusals.reject(job["metadata"]["uid"], what, error):
+                raise _Rejected from error
+            return False
+        return True
 
 
 async def _run(batch: SlowStartBatch) -> bool:

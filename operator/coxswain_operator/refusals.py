@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coxswain.errors import Refused, Retryable
 from coxswain.wire import Fault
-from coxswain_operator.cluster import Denied
+from coxswain_operator.cluster import Conflict, Denied
 
 _KUEUE = "set rbac.kueue=true in the operator's chart: the job is in a queue of Kueue"
 _CLASSES = (
@@ -23,6 +23,7 @@ _KNOWN = (
     ("service account", "ServiceAccountMissing", "create it; Kubernetes creates `default` soon after a namespace"),
     ("no PriorityClass", "PriorityClassMissing", "create it, or correct spec.scheduling.priorityClassName"),
     ("is being terminated", "NamespaceTerminating", "create the job in another namespace"),
+    ("field not declared in schema", "KindsOutdated", "apply the CustomResourceDefinitions of the operator's release"),
     ('cannot patch resource "pods"', "OperatorNotPermitted", _KUEUE),
     ('resource "workloads"', "OperatorNotPermitted", _KUEUE),
     ("cannot get resource", "OperatorNotPermitted", _CLASSES),
@@ -31,13 +32,17 @@ _KNOWN = (
     ("cannot patch resource", "OperatorNotPermitted", "give the operator the roles of its chart"),
 )
 UNAVAILABLE = "ServerUnavailable"  # away, or it cannot ask a webhook
+CONFLICT = "Conflict"  # again and again
 _ABOVE_LIMIT = "must be less than or equal to"  # a request above its limit, which a LimitRange may have filled in
 
 
-def fault_of(what: str, error: Refused | Retryable) -> Fault:
+def fault_of(what: str, error: Refused | Retryable | Conflict) -> Fault:
     """`what`: the object, such as `Pod demo-trainer-0-0`. Retryable: it is tried again, with a pause."""
     if isinstance(error, Retryable):
         return Fault(UNAVAILABLE, f"{what}: the API server fails: {error}; it is tried again", retryable=True)
+    if isinstance(error, Conflict):
+        text = f"{what}: the API server answers with a conflict each time: {error}; look for a webhook or a quota that causes it"
+        return Fault(CONFLICT, f"{text}; it is tried again", retryable=True)
     if not isinstance(error, Denied):
         return Fault(error.reason, error.message + f"; {_LIMITS}" * (_ABOVE_LIMIT in error.message))
     found = ((reason, out) for text, reason, out in _KNOWN if text in error.message)

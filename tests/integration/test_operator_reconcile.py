@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from coxswain.names import ANNOTATION_RETRY
+from coxswain.names import ANNOTATION_RETRY, API_VERSION
 from coxswain.wire import Fault
 from coxswain_operator.controller import Controller
 from coxswain_operator.kubernetes import KubernetesCluster
+from coxswain_operator.reconcile.actions import WriteStatus
 from coxswain_operator.views import PodView
 from coxswain_operator.workqueue import Key, RequeueDelay, WorkQueue
 from tests.fake_coordinator import FakeCoordinator
@@ -22,6 +24,7 @@ from tests.unit.fake_cluster import report, report_text
 
 MEMBERS = ["demo-coordinator-0", "demo-loader-0-0", "demo-trainer-0-0", "demo-trainer-1-0"]
 TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+APPLY = {"Content-Type": "application/apply-patch+yaml"}
 
 
 class Crash(BaseException):
@@ -146,6 +149,23 @@ async def test_a_job_that_says_nothing_new_is_not_written_again(api: ApiServer) 
         before = job(api, namespace)["metadata"]["resourceVersion"]
         await passes(cluster, namespace, control)
     assert job(api, namespace)["metadata"]["resourceVersion"] == before
+
+
+async def test_a_job_that_has_a_condition_of_another_controller_is_not_written_again(api: ApiServer) -> None:
+    namespace, control = new_namespace(api), FakeCoordinator()
+    apply_all(api, namespace)
+    since = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    theirs = {"type": "PolicyChecked", "status": "True", "reason": "Ok", "message": "", **since}
+    body = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": "demo"}}
+    async with connected(api) as cluster:
+        await started(api, cluster, namespace, control)
+    place = f"{api.path('trainingjobs', 'demo', namespace=namespace)}/status"
+    content = json.dumps({**body, "status": {"conditions": [theirs]}})
+    assert api.http.patch(place, params={"fieldManager": "policy"}, content=content, headers=APPLY).is_success
+    async with connected(api) as cluster:
+        decision = await Controller(cluster, control).pass_once(namespace, "demo")
+    assert decision is not None and decision.of(WriteStatus) == ()
+    assert "PolicyChecked" in {c["type"] for c in job(api, namespace)["status"]["conditions"]}
 
 
 async def test_a_job_whose_coordinator_leaves_with_0_is_completed(api: ApiServer) -> None:

@@ -258,6 +258,7 @@ def test_a_layout_is_laid_out_once_however_many_ways_out_are_tried(monkeypatch: 
     """One of a hundred thousand replicas took six seconds of the operator's event loop each time."""
     made: list[str] = []
     monkeypatch.setattr(memory_faults, "layout_for", noted(layout_for, made))
+    monkeypatch.setattr(memory_faults, "spots_of", noted(spots_of, looked := []))
     replicas = [{"count": 37, "stages": [{"layers": 1}, {"layers": 1}]}, {"stages": [{"layers": 2}]}]
     shape = {"layout": {"replicas": replicas}, "hybridData": {"tokensPerReplica": 10**9}, "hardware": "a100-80g"}
     manifest = job("llama-1b", 10, 8, **shape)
@@ -265,4 +266,4 @@ def test_a_layout_is_laid_out_once_however_many_ways_out_are_tried(monkeypatch: 
     manifest["spec"] |= {"model": {"config": model}, "batch": {"tokensPerStep": 10**9, "maxSequenceTokens": 1000}}
     found = resolve(manifest, [sample("DataSource")], [sample("DataMix")], [], uid="")
     assert isinstance(found, list) and [f.reason for f in found] == ["MemoryTooSmall"]
-    assert len(made) == 1
+    assert len(made) == len(looked) == 1

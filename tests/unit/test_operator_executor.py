@@ -129,17 +129,44 @@ async def test_after_a_status_write_that_fails_nothing_is_done() -> None:
     assert [what[0] for what in server.asked] == ["patch"]
 
 
-@pytest.mark.parametrize("error", [Conflict("DataSource"), Denied("Forbidden", "no"), Retryable("503")])
+@pytest.mark.parametrize("error", [Denied("Forbidden", "no"), Refused("Invalid", "no")])
+async def test_a_status_of_the_job_that_is_refused_is_an_event_and_fails_the_pass(error: Refused) -> None:
+    """Nothing may be done that the status does not account for, and the status cannot say it."""
+    server = Server()
+    server.refuses = lambda name: error if name == "TrainingJob" else None
+    with pytest.raises(type(error)):
+        await execute(executing(server), WRITE, EVENT, CONFIG, pod(1))
+    said = "the status of TrainingJob demo is refused for now: no; it is tried again; until then nothing is done for the job"
+    assert server.asked[1:] == [("publish", Event("FailedUpdate", f"{error.reason}: {said}", warning=True))]
+
+
+SOURCE = WriteStatus("DataSource", "code", {}, "3")
+
+
+@pytest.mark.parametrize("error", [Conflict("DataSource"), Retryable("503")])
 async def test_a_status_of_a_source_that_cannot_be_written_loses_no_event_and_stops_no_pod(error: Exception) -> None:
     """Events are published once: the next pass finds the job's status written, and reports nothing again."""
     server = Server()
     server.refuses = lambda name: error if name == "DataSource" else None
     with pytest.raises(type(error)):
-        await execute(executing(server), WRITE, WriteStatus("DataSource", "code", {}, "3"), EVENT, CONFIG, pod(1), STOP)
+        await execute(executing(server), WRITE, SOURCE, EVENT, CONFIG, pod(1), STOP)
     assert [what[:2] for what in server.asked] == [
         ("patch", "TrainingJob"), ("publish", EVENT), ("create", "demo-config"), ("create", "demo-trainer-1-1"),
         ("stop", "suspended"), ("patch", "DataSource"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [Denied("Forbidden", "no"), Refused("Invalid", "no")])
+async def test_a_status_of_a_source_that_is_refused_fails_no_pass_and_ends_no_job(error: Refused) -> None:
+    """A pass that fails again and again is repeated each minute only: losses of pods would wait for it."""
+    server = Server()
+    server.refuses = lambda name: error if name == "DataSource" else None
+    executor = executing(server)
+    assert not await execute(executor, WRITE, SOURCE, pod(1))
+    assert [what[0] for what in server.asked] == ["patch", "create", "patch"]
+    fault = executor.refusals(JOB).rejection
+    assert fault is not None and fault.retryable
+    assert fault.message.startswith("the status of DataSource code is refused for now: no")
 
 
 @pytest.mark.parametrize(("limit", "made"), [(1, 1), (2, 2), (3, 3), (4, 3)])
@@ -180,8 +207,8 @@ async def test_a_name_that_is_taken_is_an_unexpected_result_and_stops_only_pods_
     executor = executing(server)
     assert not await execute(executor, action, pod(2), EVENT)
     assert len(server.asked) == asked
-    assert executor.rejection(JOB) is None
-    assert len(executor.taken(JOB)) == 1
+    assert executor.refusals(JOB).rejection is None
+    assert len(executor.refusals(JOB).taken) == 1
 
 
 async def test_a_workload_that_is_there_already_holds_no_name_that_is_looked_at() -> None:
@@ -191,7 +218,7 @@ async def test_a_workload_that_is_there_already_holds_no_name_that_is_looked_at(
     executor = executing(server)
     workload = Create({"kind": "Workload", "metadata": {"name": "demo-u-0", "namespace": "lab"}})
     assert not await execute(executor, workload)
-    assert executor.taken(JOB) == [] and executor.rejection(JOB) is None
+    assert executor.refusals(JOB).taken == [] and executor.refusals(JOB).rejection is None
 
 
 async def test_where_the_server_fails_with_a_pod_all_else_is_done_and_then_the_error_raised() -> None:
@@ -203,10 +230,10 @@ async def test_where_the_server_fails_with_a_pod_all_else_is_done_and_then_the_e
         await execute(executor, pod(1), pod(2), LEAVE, STOP, EVENT)
     assert [what[0] for what in server.asked] == ["publish", "create", "leave", "stop"]
     text = "Pod demo-trainer-1-1: the API server fails: failed calling webhook; it is tried again"
-    assert executor.rejection(JOB) == Fault("ServerUnavailable", text, retryable=True)
+    assert executor.refusals(JOB).rejection == Fault("ServerUnavailable", text, retryable=True)
     server.refuses = lambda name: None
     assert await execute(executor, pod(1))
-    assert executor.rejection(JOB) is None
+    assert executor.refusals(JOB).rejection is None
 
 
 async def test_a_create_that_conflicts_with_a_quotas_status_is_an_unexpected_result_and_stops_no_other() -> None:
@@ -214,7 +241,7 @@ async def test_a_create_that_conflicts_with_a_quotas_status_is_an_unexpected_res
     server.refuses = lambda name: Conflict("resourcequotas") if name.endswith("-1") else None
     executor = executing(server)
     assert not await execute(executor, pod(1), pod(2))
-    assert len(server.asked) == 2 and executor.rejection(JOB) is None
+    assert len(server.asked) == 2 and executor.refusals(JOB).rejection is None
 
 
 @pytest.mark.parametrize("error", [Retryable("503"), Refused("Invalid", "no"), AlreadyExists("n")])
@@ -241,12 +268,12 @@ async def test_a_refused_pod_stops_the_other_pods_and_is_kept_until_the_jobs_nex
     executor = executing(server)
     assert not await execute(executor, pod(1), pod(2), EVENT)
     assert server.asked == [("publish", EVENT), ("create", "demo-trainer-1-1")]
-    assert (executor.rejection(JOB), executor.rejection(OTHER)) == (rejection, None)
+    assert (executor.refusals(JOB).rejection, executor.refusals(OTHER).rejection) == (rejection, None)
     server.refuses = lambda name: None
     assert await execute(executor, CONFIG, job=OTHER)
-    assert executor.rejection(JOB) == rejection  # another job's success says nothing
+    assert executor.refusals(JOB).rejection == rejection  # another job's success says nothing
     assert await execute(executor, pod(1))
-    assert executor.rejection(JOB) is None
+    assert executor.refusals(JOB).rejection is None
 
 
 async def test_a_restart_whose_pods_are_refused_deletes_all_and_asks_for_one_pod_a_pass() -> None:

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coxswain.errors import Retryable
-from coxswain.names import CONTROLLER, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
+from coxswain.names import API_VERSION, CONTROLLER, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport
 from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.controller import WATCHED, Controller
-from coxswain_operator.reconcile.times import seconds
+from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.settings import Settings
 from coxswain_operator.single_job import run_job
 from coxswain_operator.views import Manifest, NodeView
@@ -291,6 +291,19 @@ async def test_a_name_that_another_owner_holds_is_tried_again_every_ten_seconds(
         world.tick(10)
     assert [delay.most for delay in delays if delay] == [1.0, 10.0, 10.0, 10.0]
     assert "NameTaken: Service demo belongs to no TrainingJob" in world.condition("Succeeded")["message"]
+
+
+async def test_a_name_that_an_earlier_job_of_the_same_name_still_holds_is_tried_again_every_second() -> None:
+    owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": "demo", "uid": "before", "controller": True}
+    head = {"name": "demo", "namespace": NAMESPACE, "ownerReferences": [owner], "finalizers": ["example.com/slow"]}
+    left = {"apiVersion": "v1", "kind": "Service", "metadata": {**head, "deletionTimestamp": stamp(900.0)}, "spec": {}}
+    world = FakeCluster(data_source(), data_mix(), training_job(), left)
+    controller = Controller(world, world, world.clock)
+    delays = []
+    for _ in range(4):
+        delays.append(await controller.reconcile_job(NAMESPACE, "demo"))
+        world.tick()
+    assert [delay.most for delay in delays if delay] == [1.0, 1.0, 1.0, 1.0]
 
 
 async def test_a_quiet_job_is_looked_at_when_its_poll_or_something_earlier_is_due() -> None:

@@ -11,7 +11,7 @@ from coxswain.wire import Fault
 from coxswain_operator.reconcile.context import parse_fault
 from coxswain_operator.reconcile.failure_policy import verdicts
 from coxswain_operator.reconcile.member_failures import MemberFailure, detect_failure
-from coxswain_operator.views import PodView
+from coxswain_operator.views import Manifest, PodView
 from tests.unit.fake_cluster import report, report_text
 from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
 
@@ -22,6 +22,11 @@ def test_a_termination_message_that_is_nested_without_end_is_no_fault():
 
 def failure(scene: Scene, member: str = "trainer-1") -> MemberFailure | None:
     return detect_failure(scene.context(), member)
+
+
+def not_ready(seconds: float) -> Manifest:
+    """A status of a job whose gang has not been whole for so long."""
+    return {"conditions": [condition("PodsReady", "False", NOW - seconds)]}
 
 
 FAILED = report("Failed", 10, fault=Fault("EmptySource", "no documents"))
@@ -59,6 +64,16 @@ SCENES: dict[str, tuple[Scene, str]] = {
         Scene((SUCCESSOR, ended(3, finished=AT))), "LeftEarly"),
     "a trainer that left after its coordinator's creation left as asked": (
         Scene((SUCCESSOR, ended(3, finished=AT + 1))), ""),
+    "a trainer whose node's clock is ahead is needed again once its new coordinator has waited for two minutes": (
+        Scene((SUCCESSOR, ended(3, finished=9999.0)), report("Waiting"), status=not_ready(120)), "LeftEarly"),
+    "a new coordinator is waited for until then": (
+        Scene((SUCCESSOR, ended(3, finished=9999.0)), report("Waiting"), status=not_ready(119)), ""),
+    "a trainer that left as its new coordinator announced stays away": (
+        Scene((SUCCESSOR, ended(3, finished=9999.0)), report("Suspended"), status=not_ready(600)), ""),
+    "a new coordinator that does not answer is not known to wait": (
+        Scene((SUCCESSOR, ended(3, finished=9999.0)), status=not_ready(600)), ""),
+    "a trainer that left with 0 under its own coordinator is not needed again": (
+        Scene((COORDINATOR, ended(0, finished=9999.0)), report("Running"), status=not_ready(600)), ""),
     "a trainer whose end has no time is not judged by it": (Scene((SUCCESSOR, ended(3, finished=0.0))), ""),
     "a trainer that left with a coordinator that failed is needed again": (
         Scene((ended(1, COORDINATOR), ended(0))), "LeftEarly"),

@@ -312,6 +312,20 @@ def test_a_sources_status_is_written_when_it_says_something_new_and_keeps_its_tr
     assert third.status["conditions"][0]["lastTransitionTime"] == stamp(NOW + 9)
 
 
+FOREIGN = condition("PolicyChecked", "True")
+
+
+def test_a_condition_that_another_controller_keeps_in_a_status_is_no_reason_to_write_it_again() -> None:
+    """The server keeps it, since another field manager owns it: each pass would find a status that is not its own."""
+    scene = Scene(GANG, report("Running", 10))
+    (write,) = scene.decide().of(WriteStatus)
+    assert isinstance(write, WriteStatus)
+    known = {**write.status, "conditions": [*write.status["conditions"], FOREIGN]}
+    assert replace(scene, status=known).decide().of(WriteStatus) == ()
+    (source,) = indexed(None, NOW)
+    assert indexed({**source.status, "conditions": [FOREIGN, *source.status["conditions"]]}, NOW + 9) == ()
+
+
 # --- mode Auto ---------------------------------------------------------------------------------------------------------
 
 CHOSEN = StrategyReport(PredictedLayout("2 x tp1pp1", 0.5, 100), (PredictedLayout("1 x tp1pp2", 0.75, 50),))

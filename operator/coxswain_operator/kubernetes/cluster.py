@@ -170,8 +170,11 @@ class KubernetesCluster:
         try:
             path = self._resources[kind].path(namespace, name)
             answer = await self._connection.send("DELETE", path, options)
-        except Conflict:  # another object has that name now; the watch will report it
-            return
+        except Conflict:
+            found = await self.find(kind, namespace, name)
+            if found is None or found["metadata"]["uid"] != uid:  # another has that name now; the watch will report it
+                return
+            raise
         except NotFound:
             answer = b'{"kind": "Status"}'
         if kind_of(answer) == kind:

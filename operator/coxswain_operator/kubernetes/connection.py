@@ -25,6 +25,7 @@ _LONGEST_PAUSE = 10.0  # seconds
 _DECODER = msgspec.json.Decoder()
 # Of an admission that the cluster's administrator may change. A webhook that names no code answers 400, a policy 422.
 _ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
+_UNKNOWN_FIELD = "field not declared in schema"  # by an apply, which answers 500: the installed kinds are older
 
 
 class NotFound(CoxswainError):
@@ -161,6 +162,8 @@ def _read(method: str, path: str, response: aiohttp.ClientResponse, body: bytes)
     reason, message = _status(body)
     message = f"{method} {path}: {message or response.reason}"
     match response.status:
+        case _ if _UNKNOWN_FIELD in message:
+            raise Denied(reason or "Invalid", message)
         case 401 | 408 | 429:
             raise _Again(message, _pause(response))
         case code if code >= 500:

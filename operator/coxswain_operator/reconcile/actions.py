@@ -40,6 +40,7 @@ class Observed:
     children: tuple[ChildView, ...] = ()
     report: JobReport | None = None
     rejection: Fault | None = None  # of a child that the cluster does not accept
+    quarantine_refusal: str = ""  # why the last pass could not make or end a NodeQuarantine
     holders: tuple[HolderView, ...] = ()  # of names that children need
     leftovers: tuple[PodView, ...] = ()  # pods of earlier jobs of this name, when they hold names of ours
     pod_security: str = ""  # the level that the namespace enforces; empty: it names none
@@ -114,7 +115,7 @@ class CheckpointAndStop:
 class Quarantine:
     """Makes this NodeQuarantine, unless jobs have made as many as `limit` meanwhile; then publishes the event.
 
-    A refusal is logged and changes nothing: the job goes on.
+    A refusal stops nothing: the next pass says it.
     """
 
     manifest: Manifest

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain_operator.children.pods import SERVICES
-from coxswain_operator.reconcile import attempts, deadlines, force_delete, queueing
+from coxswain_operator.reconcile import attempts, deadlines, force_delete, queueing, room
 from coxswain_operator.reconcile.actions import Decision, Delete, requeues
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.result import PolicyResult, Termination
@@ -77,7 +77,7 @@ def reconcile_finished(ctx: Context) -> Decision:
     """Passes after the end: creates nothing, writes no status, keeps ended pods for their logs."""
     if ctx.now >= deadlines.expires(ctx) and not ctx.is_deleting:
         meta = ctx.observed.job["metadata"]
-        return Decision((Delete("TrainingJob", ctx.name, meta["uid"]),))
+        return Decision((Delete("TrainingJob", ctx.name, meta["uid"]), *_refused(ctx)))
     leave = seconds(ctx.status.completion_time) + LEAVE_SECONDS * (ctx.status.state != "Failed")
     due = tuple(_delete(p) for p in _running(ctx)) if ctx.now >= leave else ()
     times = (leave, deadlines.expires(ctx), *force_delete.requeue_times(ctx))
@@ -87,6 +87,7 @@ def reconcile_finished(ctx: Context) -> Decision:
             *force_delete.force_deletes(ctx),
             *queueing.release_groups(ctx.observed.pods),
             *queueing.release_workloads(ctx.observed.admissions, ctx.observed.pods),
+            *_refused(ctx),
             *requeues(times, ctx.now),
         )
     )
@@ -99,9 +100,16 @@ def reconcile_deleting(ctx: Context) -> Decision:
             *force_delete.force_deletes(ctx),
             *queueing.release_groups(ctx.observed.pods),
             *queueing.release_workloads(ctx.observed.admissions, ctx.observed.pods),
+            *_refused(ctx),
             *requeues(force_delete.requeue_times(ctx), ctx.now),
         )
     )
+
+
+def _refused(ctx: Context) -> tuple[Event, ...]:
+    """What keeps pods of a job whose status is written no more. Repeated, since the cluster forgets old events."""
+    text = room.refusal(ctx)
+    return (Event("FailedDelete", text, warning=True),) if text else ()
 
 
 def _running(ctx: Context) -> tuple[PodView, ...]:

@@ -11,7 +11,18 @@ from coxswain_operator.views import Event
 
 # Reconcile publishes these from its own transitions; the coordinator's are not repeated.
 OURS = frozenset(
-    {"Validated", "GangStarted", "Suspended", "Resumed", "Completed", "Failed", "NodeLost", "PodDisrupted"}
+    {
+        "Validated",
+        "GangStarted",
+        "Suspended",
+        "Resumed",
+        "Completed",
+        "Failed",
+        "NodeLost",
+        "PodDisrupted",
+        "FailedDelete",
+        "FailedUpdate",
+    }
 )
 THEIRS = frozenset(EVENT_REASONS) - OURS
 

@@ -118,6 +118,7 @@ def refuse(ctx: Context) -> PolicyResult:
     reason, text = fault.reason, fault.message
     if state == "Running":
         reason, text = "", f"the pods go on, and none is replaced until this is mended: {fault.message}"
+    text = "; ".join(filter(None, (text, room.refusal(ctx))))
     return PolicyResult(state, ctx.status, reason, text, deletes=tuple(_stale_pods(ctx, ctx.status)))
 
 

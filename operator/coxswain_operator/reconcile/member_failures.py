@@ -22,6 +22,7 @@ KUBELET_REASONS = (
 START_TIMEOUT = "StartTimeout"
 RESUMED = "coordinator: saved before it was resumed, and starts again"
 ABANDONED_SECONDS = 120  # services leave when no coordinator has answered them for a minute
+MISSED_SECONDS = 120  # that a new coordinator waits for a member that left, whatever the clock of its node said then
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,16 @@ def _left(ctx: Context, pod: PodView) -> MemberFailure | None:
         return None
     replaced = coordinator.is_active and pod.finished != 0 and pod.finished <= coordinator.created
     failed = not coordinator.is_active and coordinator.exit_code not in LEAVING
-    return _left_early(pod) if replaced or failed else None
+    return _left_early(pod) if replaced or failed or _is_missed(ctx, pod, coordinator) else None
+
+
+def _is_missed(ctx: Context, pod: PodView, coordinator: PodView) -> bool:
+    """A younger coordinator goes on, and the gang has not been whole for long. Only the pod's end is by its node's clock."""
+    condition, report = ctx.status.condition("PodsReady"), ctx.report
+    if not coordinator.is_active or coordinator.created <= pod.created or report is None or ctx.leaving:
+        return False
+    waits = condition is not None and condition.status == "False"
+    return bool(condition and waits and ctx.now >= seconds(condition.last_transition_time) + MISSED_SECONDS)
 
 
 def _left_early(pod: PodView) -> MemberFailure:

@@ -50,24 +50,35 @@ def answer(ctx: Context, plan: PodPlan) -> Answer:
 
 def _answer(ctx: Context, plan: PodPlan) -> Answer:
     if failed := _without_another(ctx):
-        text = f"{failed.node} is used again: no other node had room for its trainer"
-        ended = EndQuarantine(failed.name, failed.uid)
-        if _is_kept(ctx, failed.node):  # said already: the server does not let the operator delete it
-            return Answer((ended,))
-        return replaced_by(ctx, failed.node, text, KEPT_SECONDS, (ended,))
+        return _used_again(ctx, failed)
     request = _request(ctx)
     if request is None:
         return Answer()
-    if why := _refusal(ctx, request, plan):
+    if why := _refusal(ctx, request, plan) or ctx.observed.quarantine_refusal:
         return replaced_by(ctx, request.node, f"{request.node} stays, though {request.evidence}: {why}", PAUSE_SECONDS)
     manifest = quarantine(ctx.observed.job, request, stamp(ctx.now + QUARANTINE_SECONDS))
     event = Event("NodeQuarantined", f"{request.node}: {request.evidence}; {request.trainer} moves", warning=True)
     return Answer((Quarantine(manifest, event, ctx.settings.quarantine_limit),))
 
 
-def _is_kept(ctx: Context, node: str) -> bool:
+def _used_again(ctx: Context, made: QuarantineView) -> Answer:
+    """Each is said once, while the server does not let the operator delete it."""
+    ended = EndQuarantine(made.name, made.uid)
+    barred = f"{made.node} stays in quarantine, and a trainer waits"
+    if why := ctx.observed.quarantine_refusal:
+        text = f"{barred}: {why}; delete NodeQuarantine {made.name} yourself"
+    else:
+        text = f"{made.node} is used again: no other node had room for its trainer"
+    known = _kept_for(ctx, made.node)
+    if known and (not why or known.startswith(barred)):
+        return Answer((ended,))
+    return replaced_by(ctx, made.node, text, KEPT_SECONDS, (ended,))
+
+
+def _kept_for(ctx: Context, node: str) -> str:
+    """Why the node stays by the status; empty: it does not say so."""
     kept = ctx.status.kept_node
-    return kept is not UNSET and kept.node == node and ctx.now < seconds(kept.until)
+    return kept.message if kept is not UNSET and kept.node == node and ctx.now < seconds(kept.until) else ""
 
 
 def replaced_by(ctx: Context, node: str, text: str, pause: int, actions: tuple[EndQuarantine, ...] = ()) -> Answer:

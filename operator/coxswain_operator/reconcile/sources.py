@@ -11,6 +11,8 @@ from coxswain_operator.reconcile.pinned import Start, part
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import Manifest
 
+READY = "Ready"  # the only condition of a DataSource that is ours
+
 
 def statuses(ctx: Context) -> tuple[WriteStatus, ...]:
     """One write for each source whose status does not say yet what the report says.
@@ -37,7 +39,10 @@ def _write(source: Manifest, report: SourceReport, mine: _Origin, start: Start, 
     """None: there is nothing new to say, or the source was edited since: that waits for the next attempt."""
     meta, old = source["metadata"], source.get("status") or {}
     status = _status(source, report, now)
-    known = {name: value for name, value in old.items() if name not in ("indexedAt", "indexedBy")}
+    known = {name: value for name, value in old.items() if name not in ("indexedAt", "indexedBy", "conditions")}
+    known["conditions"] = [
+        c for c in old.get("conditions", ()) if c["type"] == READY
+    ]  # of others the server keeps theirs
     if status == known or mine < _Origin(old.get("indexedAt", ""), old.get("indexedBy", "")):
         return None
     if start.specs["DataSource"].get(meta["name"]) != part("DataSource", source):
@@ -60,9 +65,9 @@ def _status(source: Manifest, report: SourceReport, now: float) -> Manifest:
 
 
 def _ready(source: Manifest, now: float) -> Manifest:
-    old = next((c for c in (source.get("status") or {}).get("conditions", ()) if c["type"] == "Ready"), None)
+    old = next((c for c in (source.get("status") or {}).get("conditions", ()) if c["type"] == READY), None)
     since = old["lastTransitionTime"] if old and old["status"] == "True" else stamp(now)
     return {
-        "type": "Ready", "status": "True", "reason": "Indexed", "message": "",
+        "type": READY, "status": "True", "reason": "Indexed", "message": "",
         "lastTransitionTime": since, "observedGeneration": generation(source),
     }  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from coxswain.names import CONDITIONS
 from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import Manifest
 
@@ -196,7 +197,10 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
 
 
 def read_status(job: Manifest) -> JobStatus:
-    return msgspec.convert(job.get("status") or {}, JobStatus)
+    """Without conditions that others keep in it: the server leaves them there, whatever is written."""
+    status = msgspec.convert(job.get("status") or {}, JobStatus)
+    ours = tuple(c for c in status.conditions if c.type in CONDITIONS)
+    return status if len(ours) == len(status.conditions) else msgspec.structs.replace(status, conditions=ours)
 
 
 def to_manifest(status: JobStatus) -> Manifest:

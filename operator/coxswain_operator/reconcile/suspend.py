@@ -50,7 +50,8 @@ def reconcile_suspend(ctx: Context) -> PolicyResult:
     renewed = incarnations.renew_all(status, ctx.now)
     if not ctx.observed.pods:
         status = replace(attempts.unsettled(renewed), gang=UNSET)
-        return PolicyResult("Suspended", status, "Suspended", _saved(ctx))
+        text = "; ".join(filter(None, (_saved(ctx), room.refusal(ctx))))
+        return PolicyResult("Suspended", status, "Suspended", text)
     if ctx.coordinator is not None and ctx.coordinator.is_active and _has_begun(ctx) and ctx.now < _deadline(ctx):
         call = CheckpointAndStop("suspended")
         text = "waits for the checkpoint, then for the pods to leave"

@@ -378,6 +378,13 @@ def test_planning_and_loading_take_longer_where_there_is_more() -> None:
     assert 4 < load_seconds(world()) < 7  # 7e9 parameters of 14 bytes, 8 devices of 2e9 bytes a second
 
 
+def test_rivals_plan_as_long_as_their_publications_say() -> None:
+    planning = {kind.name: kind.planning for kind in KINDS_OF_RIVALS}
+    assert [planning["data-only"](8 * n, n) for n in (256, 512)] == pytest.approx([6.8, 35.9], rel=0.01)
+    assert [planning["malleus"](n, n) for n in (8, 64, 1024)] == pytest.approx([20.0, 20.0, 60.0], rel=0.02)
+    assert planning["always"](64, 8) == planning_seconds(64)
+
+
 def test_slowdowns_are_rounded_by_less_than_their_bucket() -> None:
     for slowdown in (1.1, 1.25, *HOGS):
         assert 1 / 1.026 <= speed_of(bucket(slowdown, 0)) * slowdown <= 1.026

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coxswain_operator.cluster import Denied
 from coxswain_operator.reconcile import node_request
+from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import Manifest
 from tests.unit.test_reconcile_quarantine import asking, left_for_another, node, passes, quarantined, said
 
@@ -41,7 +42,11 @@ async def test_a_quarantine_that_may_not_be_deleted_is_written_about_once_an_hou
     await passes(world, 20)
     assert world.status_writes == written
     assert len(said(world, "NodeKept")) == 1
-    world.tick(node_request.KEPT_SECONDS)
+    until = seconds(world.job["status"]["keptNode"]["until"])
+    for left, times in ((1, 1), (0, 2)):
+        world.tick(until - left - world.now)
+        await passes(world, 1)
+        assert len(said(world, "NodeKept")) == times
     await passes(world, 4)
     assert len(said(world, "NodeKept")) == 2
 

@@ -122,6 +122,16 @@ def test_a_drawn_trace_depends_on_its_seed_alone_and_can_be_read(kind: str) -> N
     assert first.events and (first.events != other.events or kind == "quiet")
 
 
+def test_drawn_events_are_as_slow_as_the_page_says() -> None:
+    most = {"contention": (1.05, 1.28), "thermal": (1.1, 1.3), "sick": (2.57, 12.53), "node": (2.57, 6.87),
+            "bandwidth": (0.25, 0.5), "congestion": (0.2, 0.75), "drift": (1.01, 1.02), "pauses": (0.1, 0.5)}  # fmt: skip
+    events = generate("all", 8, 8, 20 * 86400.0, 0).events
+    for kind, (least, greatest) in most.items():
+        drawn = [e.magnitude for e in events if e.kind == kind]
+        assert drawn and least <= min(drawn) <= max(drawn) <= greatest, kind
+    assert {e.duration for e in events if e.kind == "drift"} == {43200.0}
+
+
 def test_the_false_positive_set_slows_no_device_down() -> None:
     assert {e.kind for e in generate("quiet", 8, 8, 86400.0, 0).events} == set(FALSE_POSITIVES)
     assert not set(FALSE_POSITIVES) & set(SLOWING)
@@ -370,6 +380,7 @@ def test_an_unknown_rival_is_refused() -> None:
 def test_the_optimum_counts_each_device_by_its_speed_at_each_time() -> None:
     half = trace(Event(0.0, "n0/1", "sick", 4.0, SPAN / 2))
     assert optimum(world(), half) == pytest.approx(1 - 0.5 * 0.75 / 8)
+    assert optimum(world(), trace(Event(0.0, "n0", "bandwidth", 0.5, None))) == 1, "a slow network slows no device"
 
 
 def test_planning_and_loading_take_longer_where_there_is_more() -> None:

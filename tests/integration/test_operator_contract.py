@@ -164,7 +164,7 @@ async def test_a_published_event_can_be_read_with_its_reason_and_message(
     created, long = await cluster.create(a_job(namespace)), "ü" * 1000
     await cluster.publish(created, Event("Completed", "done", warning=True))
     await cluster.publish(created, Event("Failed", long))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(found := published(cluster, namespace, request)) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     shown = long if isinstance(cluster, LocalCluster) else long[:512]
@@ -181,14 +181,14 @@ def published(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) 
 
 
 async def following(changes: AsyncIterator[WatchEvent]) -> tuple[str, str]:
-    change = await asyncio.wait_for(anext(changes), 10)
+    change = await asyncio.wait_for(anext(changes), 60)
     return change.kind, change.object["metadata"]["name"]
 
 
 async def gone(cluster: Cluster, kind: str, namespace: str) -> None:
     """Until nothing is left."""
     left: list[Manifest] = await cluster.list(kind, namespace)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while left:
             await asyncio.sleep(0.01)
             left = await cluster.list(kind, namespace)

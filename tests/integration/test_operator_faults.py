@@ -57,7 +57,7 @@ def page(*items: Manifest, version: int, more: str = "") -> web.Response:
 
 
 async def names_after(cluster: KubernetesCluster, wanted: list[str]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while sorted(p.name for p in await cluster.pod_views("n", "j")) != wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -108,8 +108,8 @@ async def test_a_server_that_goes_on_failing_is_retryable_and_quoted() -> None:
         return web.Response(status=503, text="etcd has no leader")
 
     async with answering(answer) as connection:
-        with pytest.raises(Retryable, match=r"GET /x did not succeed within 0\.5 s.*etcd has no leader"):
-            await connection.call("GET", "/x", deadline=0.5)
+        with pytest.raises(Retryable, match=r"GET /x did not succeed within 2 s.*etcd has no leader"):
+            await connection.call("GET", "/x", deadline=2.0)
 
 
 async def test_a_server_that_does_not_answer_within_the_deadline_is_not_asked_again_behind_it() -> None:
@@ -334,7 +334,7 @@ async def test_changes_by_others_arrive(api: ApiServer) -> None:
         await cluster.create(config_map(namespace))
         first = await anext(changes)
         api.http.delete(f"/api/v1/namespaces/{namespace}/configmaps/c")
-        second = await asyncio.wait_for(anext(changes), 10)
+        second = await asyncio.wait_for(anext(changes), 60)
     assert (first.kind, second.kind) == ("ADDED", "DELETED")
 
 
@@ -353,7 +353,7 @@ async def test_a_turn_that_fails_is_repeated_and_rings_meanwhile_are_one_turn() 
     async with WorkQueue(turn) as queue:
         for _ in range(100):
             queue.add(("n", "demo"))
-        await asyncio.wait_for(done.wait(), 10)
+        await asyncio.wait_for(done.wait(), 60)
     assert turns == 2
 
 

@@ -74,13 +74,13 @@ async def started(api: ApiServer, cluster: KubernetesCluster, namespace: str, co
 
 async def until_all(cluster: KubernetesCluster, namespace: str, holds: Callable[[PodView], bool]) -> None:
     """The operator has heard of it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         job = (await cluster.list("TrainingJob", namespace))[0]
         while not all(holds(pod) for pod in await cluster.pod_views(namespace, job["metadata"]["uid"])):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-async def until(holds: Callable[[], bool], deadline: float = 15) -> None:
+async def until(holds: Callable[[], bool], deadline: float = 60) -> None:
     async with asyncio.timeout(deadline):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -117,7 +117,7 @@ async def until_named(
     cluster: KubernetesCluster, control: FakeCoordinator, namespace: str, words: str, kubelet: Kubelet
 ) -> None:
     """Passes until the job says so, and the lost trainer has its successor."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             await passes(cluster, namespace, control, 1)
             (found,) = await cluster.list("TrainingJob", namespace)
@@ -196,7 +196,7 @@ async def test_a_failed_job_is_retried_by_its_annotation_and_the_api_server_keep
         patch = {"metadata": {"annotations": {ANNOTATION_RETRY: "1"}}}
         answer = api.http.patch(path, json=patch, headers={"Content-Type": "application/merge-patch+json"})
         assert answer.status_code == 200, answer.text
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while state(api, namespace) == "Failed":
                 await passes(cluster, namespace, count=1)
         await passes(cluster, namespace)

@@ -135,7 +135,7 @@ async def test_an_agent_with_an_ended_worker_registers_as_one_whose_world_is_bro
 
 
 async def test_the_agent_ends_with_its_workers_when_the_coordinator_stays_away(tmp_path, coordinator):
-    async with Started(coordinator.url, tmp_path, FOREVER, give_up=0.5) as started:
+    async with Started(coordinator.url, tmp_path, FOREVER, give_up=2.0) as started:
         coordinator.publish(world(1))
         pids = [w["pid"] for w in await workers(tmp_path, 1, 2)]
         coordinator.stop()

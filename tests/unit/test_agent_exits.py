@@ -56,7 +56,7 @@ async def test_a_request_to_a_fork_server_that_has_just_ended_fails_at_once(tmp_
     wait_until(lambda: not is_alive(pid))
     try:
         with pytest.raises(Retryable, match="the process that forks the workers ended"):
-            await asyncio.wait_for(server.fork(0, {}), 10)
+            await asyncio.wait_for(server.fork(0, {}), 30)
     finally:
         await server.end()
 
@@ -141,7 +141,7 @@ async def test_after_a_failure_the_agent_does_not_wait_for_its_workers(tmp_path,
         coordinator.publish(world(1))
         await workers(tmp_path, 1, 2)
         coordinator.finish(2)
-        assert await asyncio.wait_for(started.running, 15) == 2
+        assert await asyncio.wait_for(started.running, 30) == 2
 
 
 async def test_an_exit_from_a_world_that_is_over_is_still_reported(tmp_path, coordinator):

@@ -89,6 +89,39 @@ async def test_a_shard_that_the_next_world_saves_again_while_a_collection_waits_
         assert lead.keys("shards/") == ["shards/other.safetensors", "shards/same.safetensors"]
 
 
+async def collecting(lead) -> asyncio.Event:
+    """A collection has begun, and goes on once this is set."""
+    await lead.saved(3)
+    await lead.close(3, 4, 5)
+    over = lead.executor.held["collect"] = asyncio.Event()
+    lead.save(6, 0, 1, key="other")
+    await lead.until(lambda: lead.state.manifest.step == 6)
+    await asyncio.sleep(1)
+    return over
+
+
+async def test_the_end_of_a_job_waits_for_the_collection_under_way(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        over = await collecting(lead)
+        lead.state.fail(wire.Fault("WorkerCrashLoop", ""))
+        lead.state.notifier.notify()
+        await asyncio.sleep(1)
+        assert not lead.work.done()
+        over.set()
+        assert (await lead.work).exit_code == 2
+        assert lead.keys("manifests/") == ["manifests/step-0000000006.json"]
+
+
+async def test_a_coordinator_that_is_ended_leaves_no_collection_that_goes_on(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        over = await collecting(lead)
+        lead.work.cancel()
+        await asyncio.wait({lead.work})
+        over.set()
+        await asyncio.sleep(1)
+        assert len(lead.keys("manifests/")) == 2
+
+
 @pytest.mark.parametrize("retryable", [True, False])
 async def test_a_failed_job_deletes_no_shard(tmp_path, retryable):
     async with training(small(tmp_path)) as lead:

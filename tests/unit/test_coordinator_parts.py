@@ -105,6 +105,26 @@ def test_event_numbers_go_on_growing_after_a_restart():
     assert before.latest()[-1].sequence < after.latest()[0].sequence
 
 
+def test_events_are_numbered_one_by_one_from_the_milliseconds_of_the_start_and_the_latest_are_kept():
+    now = [1000.0]
+    book = EventLog(lambda: now[0])
+    for minute in range(99):
+        now[0] = 1000.0 + 60 * minute
+        book.add("Resumed", str(minute))
+    found = book.latest()
+    assert [(e.sequence - 1_000_000, e.message, e.time) for e in found] == [
+        (n, str(n), 1000.0 + 60 * n) for n in range(99 - len(found), 99)
+    ]
+    assert 32 <= len(found) < 99
+
+
+def test_an_event_is_a_warning_where_its_caller_says_so():
+    book = EventLog(lambda: 0.0)
+    book.add("Resumed", "x")
+    book.add("PlanLate", "x", True)
+    assert [e.warning for e in book.latest()] == [False, True]
+
+
 def test_a_retryable_fault_exits_with_one_and_another_with_two():
     assert termination.failed(Fault("WorkerCrashLoop", "m", retryable=True)).exit_code == 1
     assert termination.failed(Fault("SourceEmpty", "m")).exit_code == 2
@@ -149,6 +169,26 @@ async def test_a_store_that_stays_unavailable_is_named_in_the_error():
     assert executor.last_error == "s3://runs/demo: connection refused"
 
 
+async def test_only_a_store_that_is_away_is_asked_again():
+    calls = []
+
+    def work() -> None:
+        calls.append(1)
+        raise Refused("IndexCorrupt", "an object is torn")
+
+    with pytest.raises(Refused, match="an object is torn"):
+        await StoreExecutor()(work)
+    assert len(calls) == 1
+
+
+async def test_what_the_store_itself_retries_is_its_error_until_it_answers():
+    executor, said = StoreExecutor(), ["s3://runs/demo: slow down"]
+    executor.watch(lambda: said[0])
+    assert executor.last_error == "s3://runs/demo: slow down"
+    said[0] = ""
+    assert executor.last_error == ""
+
+
 async def test_a_change_wakes_the_waiters_of_its_topic_and_the_driver_and_no_others():
     notifier, looks = Notifier(), dict.fromkeys(Topic, 0)
 
@@ -158,8 +198,9 @@ async def test_a_change_wakes_the_waiters_of_its_topic_and_the_driver_and_no_oth
     waits = [asyncio.ensure_future(notifier.wait_until(lambda t=topic: look(t), 10, topic)) for topic in Topic]
     await asyncio.sleep(0)
     for topics, woken in (((Topic.ANY,), {Topic.ANY}), ((Topic.PLANS,), {Topic.ANY, Topic.PLANS}), ((), set(Topic))):
-        before = dict(looks)
+        before, count = dict(looks), notifier.count
         notifier.notify(*topics)
+        assert notifier.count == count + 1, "by which the driver sees a change that comes while it works"
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert {topic for topic in Topic if looks[topic] > before[topic]} == woken

@@ -199,13 +199,14 @@ def test_late_plans_are_at_most_one_event_a_minute_that_counts_the_others():
     assert reason == "PlanLate"
     assert message.startswith("step 12: balance FlexSP had no plan after 30.0 s")
     assert message.endswith("so it was for 1 more")
-    now[0] += 59
-    assert late.event([Missing(20, "FlexSP", 1, "")]) is None
+    for seconds in (0, 59):
+        now[0] += seconds
+        assert late.event([Missing(20, "FlexSP", 1, "")]) is None
     now[0] += 1
-    reason, message = late.event([Missing(-1, "FlexSP", 1, "ValueError: no solution")])
+    reason, message = late.event([Missing(-1, "FlexSP", 1, "ValueError: no solution"), Missing(21, "FlexSP", 1, "")])
     assert reason == "PlanFailed"
     assert message == (
-        "the evaluation: balance FlexSP failed (ValueError: no solution), so Makespan has placed it; so it was for 1 more"
+        "the evaluation: balance FlexSP failed (ValueError: no solution), so Makespan has placed it; so it was for 3 more"
     )
 
 

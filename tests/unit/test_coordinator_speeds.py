@@ -73,6 +73,16 @@ async def test_in_long_steps_the_last_plan_ahead_waits_for_the_reports_of_the_st
         assert session._plans[5 + PLANNED].speeds == (1.0, 0.25)
 
 
+async def test_in_shorter_steps_a_plan_waits_for_no_report(tmp_path):
+    async with training(job_of(tmp_path)) as lead:
+        session = lead.state.session
+        await run_steps(lead, 4, seconds=LONG - 0.01)
+        for step in (4, 5):
+            assert session.directive(step)
+            await lead.until(lambda step=step: session.committed == step + 1 + PLANNED)
+        assert session.book.open == 4
+
+
 def test_a_plan_waits_for_the_step_before_the_one_that_has_begun_and_for_no_other(tmp_path):
     s = session(make_job(tmp_path))
     s.add(committed(*range(4)))

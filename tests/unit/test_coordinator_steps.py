@@ -11,7 +11,7 @@ from coxswain.config import ReplicaShape, StageShape
 from coxswain.digests import STREAM_SEED
 from coxswain.errors import Refused
 from coxswain.plan.values import Task
-from coxswain.wire import DeliveredDigests, Evaluation
+from coxswain.wire import DeliveredDigests, Evaluation, Totals
 from coxswain_coordinator.steps import StepTracker, planned_tasks, shares
 from coxswain_coordinator.world.formation import at_checkpoint, next_generation
 from tests.unit.coordinator_fakes import make_job
@@ -33,6 +33,54 @@ def test_a_step_closes_when_every_rank_and_every_digest_is_there(tmp_path):
     assert line.tokens_by_source == {"code": 6, "docs": 5}
 
 
+def served(step: int = 0) -> DeliveredDigests:
+    return DeliveredDigests(1, step, ((0, "11" * 32), (1, "22" * 32)))
+
+
+def test_a_step_waits_for_every_rank_until_its_world_is_over_and_then_for_one_that_knows_the_sums_of_all(tmp_path):
+    book = StepTracker(session(make_job(tmp_path), trainers=3).world.seats, 0, STREAM_SEED)
+    book.add_delivered(served())
+    assert book.close(plan(0), 1.0, world_over=True) is None
+    book.add_report(report(0))
+    assert book.close(plan(0), 1.0, world_over=True) is None, "two losses are unknown"
+    book.add_report(replace(report(1), totals=Totals(45.0, 5)))
+    assert book.close(plan(0), 1.0) is None, "the third may still report"
+    line, timing, reports = book.close(plan(0), 1.0, world_over=True)
+    assert (line.loss, line.delivered_digest) == (4.5, f"{5:016x}")
+    assert [r.rank for r in timing.ranks] == list(reports) == [0, 1]
+
+
+def test_a_step_of_a_world_that_is_over_is_not_closed_without_its_tokens(tmp_path):
+    book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
+    book.add_report(replace(report(0), totals=Totals(45.0, 5)))
+    book.add_report(report(1))
+    assert book.close(plan(0), 1.0, world_over=True) is None
+    book.add_delivered(served())
+    assert book.close(plan(0), 1.0, world_over=True) is not None
+
+
+def test_reports_and_digests_of_a_closed_step_change_nothing(tmp_path):
+    book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
+    for rank in range(2):
+        book.add_report(report(rank))
+    book.add_delivered(served())
+    assert book.close(plan(0), 1.0) is not None
+    for rank in range(2):
+        book.add_report(report(rank))
+    book.add_delivered(DeliveredDigests(1, 0, ((0, "33" * 32),)))  # also of other tokens: the step is in the log
+    assert (book.open, book.missing_ranks(), book.missing_digests(plan(1))) == (1, [0, 1], 2)
+
+
+@pytest.mark.parametrize(("labels", "loss"), [(0, 21.0), (1, 21.0), (2, 10.5)])
+def test_a_loss_is_the_mean_of_the_labels(tmp_path, labels, loss):
+    book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
+    for rank in range(2):
+        book.add_report(report(rank))
+    book.add_delivered(served())
+    line, *_ = book.close(plan(0, labels), 1.0)
+    assert line.loss == loss
+
+
 def test_losses_and_tokens_count_once_a_replica_and_idle_time_over_all_ranks(tmp_path):
     """Ranks of tensor groups and stages that hold no tokens or losses may say what they like of both."""
     job = make_job(tmp_path)
@@ -43,7 +91,7 @@ def test_losses_and_tokens_count_once_a_replica_and_idle_time_over_all_ranks(tmp
         assert book.missing_ranks() == list(range(rank, 4))
         mine = replace(report(rank), delivered=1 << rank, compute_seconds=rank, evaluation_loss_sum=float(rank))
         book.add_report(mine)
-    book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
+    book.add_delivered(served())
     line, timing, _ = book.close(replace(plan(0), evaluation=Evaluation((), (), (), labels=2, first=0)), 1.0)
     assert line.loss == (12.0 + 13.0) / 10  # ranks 2 and 3 are the last stages
     assert line.evaluation_loss == (2.0 + 3.0) / 2
@@ -88,7 +136,7 @@ def test_a_timing_line_names_planned_and_measured_tasks(tmp_path):
     book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
     book.add_report(report(0))
     book.add_report(report(1, seconds=5.0))
-    book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
+    book.add_delivered(served())
     _, timing, _ = book.close(plan(0), 1.0)
     line = msgspec.to_builtins(timing)
     assert (line["seconds"], line["makespan"], line["replicas"]) == (5.0, 3.0, 2)

@@ -44,6 +44,7 @@ def test_only_devices_with_a_seat_drag_and_dead_ones_do_not() -> None:
     assert slowest(WHOLE, {SLOW: 0.25, DEVICES[2]: 0.5}) == 4.0
     assert slowest(ASIDE, {SLOW: 0.25, DEVICES[2]: 0.5}) == 2.0
     assert slowest(ASIDE, {SLOW: 0.25}) == slowest(WHOLE, {SLOW: 0.0}) == slowest(WHOLE, {}) == 1.0
+    assert slowest(WHOLE, dict.fromkeys(DEVICES, 0.0)) == 1.0
 
 
 def view(layout: Layout, beside: float, drag: float, steps: int = 1000) -> View:

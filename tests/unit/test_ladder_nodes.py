@@ -47,6 +47,7 @@ def test_a_node_is_replaced_where_another_fits_once_its_loss_reaches_the_seconds
     rung = decide(replace(settled, options=nothing))
     assert isinstance(rung, ReplaceNode)
     assert (rung.node, rung.evidence, rung.gain) == ("n0", ((SLOW, 2.0),), pytest.approx(3.0))
+    assert rung.devices == {SLOW}
     assert decide(replace(settled, options=nothing, replace=301.0)) == Keep()
     assert decide(replace(settled, options=nothing, replace=None)) == Keep()
     assert decide(replace(settled, options=nothing, action="Migrate")) == Keep()

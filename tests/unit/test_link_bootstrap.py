@@ -38,7 +38,7 @@ def test_a_process_that_still_imports_exits_on_sigterm(tmp_path, command):
     try:
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGTERM)
-        _, words = process.communicate(timeout=10)
+        _, words = process.communicate(timeout=60)
     finally:
         process.kill()
     assert (process.returncode, words) == (1, "stopped by SIGTERM while starting\n")

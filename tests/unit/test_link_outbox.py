@@ -71,7 +71,7 @@ def client() -> Scripted:
 
 @pytest.fixture
 def box(client: Scripted):
-    box = Outbox(client, Heartbeat(1), patience=0.5, pause=0.05)
+    box = Outbox(client, Heartbeat(1), pause=0.05)
     yield box
     box.close()
 
@@ -100,8 +100,9 @@ def test_an_outbox_without_messages_sends_heartbeats(client, box):
     assert client.beats.wait(20)
 
 
-def test_the_outbox_fails_when_the_coordinator_stays_unreachable(client, box):
+def test_the_outbox_fails_when_the_coordinator_stays_unreachable(client):
     client.away = True
+    box = Outbox(client, Heartbeat(1), patience=0.5, pause=0.05)
     box.put("/v1/reports", 0, 0)
     with pytest.raises(Retryable, match="connection refused"):
         box.flush(20)

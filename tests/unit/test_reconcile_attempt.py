@@ -330,6 +330,14 @@ async def test_a_job_that_an_earlier_release_started_keeps_its_configuration_and
     assert world.deleted == []
 
 
+async def test_a_job_of_an_earlier_release_goes_on_when_its_mix_is_gone() -> None:
+    world = await of_an_earlier_release()
+    before = mounted(world, world.pod("trainer-1"))
+    del world.objects["DataMix", "mix"]
+    assert mounted(world, await replaced(world, "trainer-1")) == before
+    assert world.deleted == []
+
+
 async def test_an_edit_of_a_job_of_an_earlier_release_takes_effect_with_its_next_attempt() -> None:
     world = await of_an_earlier_release()
     edit_policy(world)

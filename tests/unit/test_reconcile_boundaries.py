@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from coxswain_operator.controller import Controller
-from coxswain_operator.reconcile import reconcile
+from coxswain_operator.reconcile import leftovers, reconcile
 from coxswain_operator.reconcile.actions import Delete, RequeueAt
+from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.views import Manifest
+from coxswain_operator.settings import Settings
+from coxswain_operator.views import HolderView, Manifest
 from tests.unit.fake_cluster import (
     NAMESPACE,
     FakeCluster,
@@ -210,3 +212,15 @@ def test_pods_on_lost_nodes_are_deleted_by_force_behind_the_end_and_the_deletion
 def test_a_finished_job_is_looked_at_again_when_its_time_to_live_is_over() -> None:
     scene = Scene((), spec={"ttlSecondsAfterFinished": 100}, status=over("Completed", "True"))
     assert RequeueAt(NOW + 100) in scene.decide().of(RequeueAt)
+
+
+@pytest.mark.parametrize(("count", "others"), [(1, ""), (2, " (and 1 more)"), (3, " (and 2 more)")])
+def test_a_job_names_one_object_that_holds_a_name_of_its_children_and_counts_the_others(
+    count: int, others: str
+) -> None:
+    holders = tuple(HolderView("Service", f"demo-{i}", str(i), "TrainingJob other") for i in range(count))
+    ctx = build_context(replace(Scene().observed, holders=holders), NOW, Settings())
+    assert leftovers.describe(ctx) == (
+        f"NameTaken: Service demo-0 belongs to TrainingJob other; delete it, or give the job another name{others}"
+    )
+    assert leftovers.describe(Scene().context()) == ""

@@ -105,18 +105,19 @@ async def test_a_pod_that_is_replaced_carries_its_peers_token_although_the_key_i
 
 
 @pytest.mark.parametrize("release", ["an older key's", "release 0.1's"])
-async def test_a_job_takes_the_newest_key_at_its_next_start(release: str) -> None:
+@pytest.mark.parametrize("known", [keys(NEW), keys(NEW, OLD)], ids=["alone", "before the old one"])
+async def test_a_job_takes_the_newest_key_at_its_next_start(release: str, known: TokenKeys) -> None:
     world = await started(keys(OLD))
     if release == "release 0.1's":
         former(world)
     world.edit("TrainingJob", "demo", suspend=True)
-    await passes(world, keys(NEW))
+    await passes(world, known)
     for pod in world.pods():
         world.end(pod, 3)
-    await passes(world, keys(NEW))
+    await passes(world, known)
     assert (world.state, world.pods()) == ("Suspended", [])
     world.edit("TrainingJob", "demo", suspend=False)
-    await passes(world, keys(NEW))
+    await passes(world, known)
     assert mounted(world) == {named(world, NEW)} and named(world, NEW) in secrets(world)
 
 

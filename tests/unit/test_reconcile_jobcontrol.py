@@ -228,7 +228,7 @@ async def test_a_whole_job_is_followed_by_a_call_that_waits_at_the_coordinator_f
             assert await following.report(world.job) is None
             await until(lambda: len(rings) >= 1)
             end = await real.play()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (latest := await following.report(world.job)) is None or latest.phase != "Completed":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert (latest.revision(), latest.step) == (end.revision(), end.step)
@@ -251,7 +251,7 @@ async def test_an_api_server_that_does_not_give_the_token_for_a_while_ends_no_fo
             assert await following.report(world.job) is None
             assert not await following.checkpoint_and_stop(world.job, "suspended")
             away = False
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while await following.report(world.job) is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         finally:
@@ -272,6 +272,6 @@ def test_progress_leaves_the_mark_and_a_change_of_phase_does_not() -> None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

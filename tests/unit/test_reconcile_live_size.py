@@ -328,6 +328,20 @@ def test_a_pass_is_due_while_the_coordinator_moves_and_when_its_time_to_save_is_
     assert RequeueAt(NOW + seconds) in scene.decide().of(RequeueAt)
 
 
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (SizeReply("Refused", 2, "no layout"), "no layout"),
+        (SizeReply("UnderWay", 2, "trainer-2 registers"), ""),
+        (SizeReply("Done", 3, "x"), ""),
+        (None, ""),
+    ],
+)
+def test_only_a_refusal_is_said_to_be_why_a_job_must_restart(reply: SizeReply | None, why: str) -> None:
+    assert live_size.refusal(Scene(sizing=Sizing(3, reply)).context()) == why
+    assert live_size.refusal(Scene().context()) == ""
+
+
 def test_a_restart_of_the_whole_job_takes_no_size_from_the_coordinator_that_goes() -> None:
     lost = (*GANG[:-1], ended(7))
     spec = {"trainers": trainers(3), "failurePolicy": {"rules": [RESTART_JOB]}}

@@ -10,6 +10,7 @@ from coxswain.errors import Retryable
 from coxswain_operator.cluster import Conflict, Denied
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile import node_request
+from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster
 from tests.unit.test_reconcile_quarantine import (
@@ -82,7 +83,11 @@ async def test_a_quarantine_that_may_not_be_deleted_is_written_about_once_an_hou
     await passes(world, 20)
     assert world.status_writes == written
     assert len(said(world, "NodeKept")) == 1
-    world.tick(node_request.KEPT_SECONDS)
+    until = seconds(world.job["status"]["keptNode"]["until"])
+    for left, times in ((1, 1), (0, 2)):
+        world.tick(until - left - world.now)
+        await passes(world, 1)
+        assert len(said(world, "NodeKept")) == times
     await passes(world, 4)
     assert len(said(world, "NodeKept")) == 2
 

@@ -122,6 +122,16 @@ def test_a_drawn_trace_depends_on_its_seed_alone_and_can_be_read(kind: str) -> N
     assert first.events and (first.events != other.events or kind == "quiet")
 
 
+def test_drawn_events_are_as_slow_as_the_page_says() -> None:
+    most = {"contention": (1.05, 1.28), "thermal": (1.1, 1.3), "sick": (2.57, 12.53), "node": (2.57, 6.87),
+            "bandwidth": (0.25, 0.5), "congestion": (0.2, 0.75), "drift": (1.01, 1.02), "pauses": (0.1, 0.5)}  # fmt: skip
+    events = generate("all", 8, 8, 20 * 86400.0, 0).events
+    for kind, (least, greatest) in most.items():
+        drawn = [e.magnitude for e in events if e.kind == kind]
+        assert drawn and least <= min(drawn) <= max(drawn) <= greatest, kind
+    assert {e.duration for e in events if e.kind == "drift"} == {43200.0}
+
+
 def test_the_false_positive_set_slows_no_device_down() -> None:
     assert {e.kind for e in generate("quiet", 8, 8, 86400.0, 0).events} == set(FALSE_POSITIVES)
     assert not set(FALSE_POSITIVES) & set(SLOWING)
@@ -370,12 +380,20 @@ def test_an_unknown_rival_is_refused() -> None:
 def test_the_optimum_counts_each_device_by_its_speed_at_each_time() -> None:
     half = trace(Event(0.0, "n0/1", "sick", 4.0, SPAN / 2))
     assert optimum(world(), half) == pytest.approx(1 - 0.5 * 0.75 / 8)
+    assert optimum(world(), trace(Event(0.0, "n0", "bandwidth", 0.5, None))) == 1, "a slow network slows no device"
 
 
 def test_planning_and_loading_take_longer_where_there_is_more() -> None:
     seconds = [planning_seconds(n) for n in (8, 64, 512, 1024, 4096)]
     assert seconds == sorted(seconds) and len(set(seconds)) == 5
     assert 4 < load_seconds(world()) < 7  # 7e9 parameters of 14 bytes, 8 devices of 2e9 bytes a second
+
+
+def test_rivals_plan_as_long_as_their_publications_say() -> None:
+    planning = {kind.name: kind.planning for kind in KINDS_OF_RIVALS}
+    assert [planning["data-only"](8 * n, n) for n in (256, 512)] == pytest.approx([6.8, 35.9], rel=0.01)
+    assert [planning["malleus"](n, n) for n in (8, 64, 1024)] == pytest.approx([20.0, 20.0, 60.0], rel=0.02)
+    assert planning["always"](64, 8) == planning_seconds(64)
 
 
 def test_slowdowns_are_rounded_by_less_than_their_bucket() -> None:

@@ -19,7 +19,7 @@ LEAVE_SECONDS = 15  # that pods of a completed job have to leave by themselves
 def completed(ctx: Context) -> Termination | None:
     """The coordinator left with 0, and the last checkpoint exists."""
     pod, report = ctx.coordinator, ctx.report
-    if pod is None or pod.is_active or pod.exit_code != Exit.DONE or unfinished(ctx):
+    if pod is None or pod.exit_code != Exit.DONE or unfinished(ctx):
         return None
     reason = report.reason if report and report.reason else "StopReached"
     return Termination("Completed", reason, f"at step {report.step}" if report else "")

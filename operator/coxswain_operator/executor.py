@@ -80,9 +80,8 @@ class ActionExecutor:
         calls = self._calls(job, interleave(deletes, creates))
         batch = SlowStartBatch(calls, self._at_once, seconds, self._workers.pop(uid, 1))
         smooth = await _run(batch)
-        if (
-            deletes and self.refusals(job).rejection is not None
-        ):  # nothing may stop them: a quota may wait for their room
+        # Nothing may stop deletions: a quota may wait for their room.
+        if deletes and self.refusals(job).rejection is not None:
             await self._execute_together(job, deletes)
         if smooth and creates and (deletes or not batch.is_done):  # the next pass continues with as many
             self._workers[uid] = batch.workers

@@ -14,9 +14,7 @@ from coxswain_operator.refusals import fault_of
 class PassRefusals:
     """Of one pass over one job."""
 
-    rejection: Fault | None = (
-        None  # the first refusal of a child, or of a child's deletion; also a failure of the server
-    )
+    rejection: Fault | None = None  # the first: of a child, or of a child's deletion; also a failure of the server
     taken: list[tuple[str, str]] = field(default_factory=list)  # kind and name of children whose names others hold
     quarantine: str = ""  # why a NodeQuarantine could not be made or ended
     conflicts: set[str] = field(default_factory=set)  # objects whose write met a conflict

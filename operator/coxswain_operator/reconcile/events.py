@@ -12,18 +12,10 @@ from coxswain_operator.views import Event
 # Reconcile publishes these from its own transitions; the coordinator's are not repeated.
 OURS = frozenset(
     {
-        "Validated",
-        "GangStarted",
-        "Suspended",
-        "Resumed",
-        "Completed",
-        "Failed",
-        "NodeLost",
-        "PodDisrupted",
-        "FailedDelete",
+        "Validated", "GangStarted", "Suspended", "Resumed", "Completed", "Failed", "NodeLost", "PodDisrupted", "FailedDelete",
         "FailedUpdate",
     }
-)
+)  # fmt: skip
 THEIRS = frozenset(EVENT_REASONS) - OURS
 
 

@@ -40,9 +40,8 @@ def _write(source: Manifest, report: SourceReport, mine: _Origin, start: Start, 
     meta, old = source["metadata"], source.get("status") or {}
     status = _status(source, report, now)
     known = {name: value for name, value in old.items() if name not in ("indexedAt", "indexedBy", "conditions")}
-    known["conditions"] = [
-        c for c in old.get("conditions", ()) if c["type"] == READY
-    ]  # of others the server keeps theirs
+    # Of others the server keeps theirs.
+    known["conditions"] = [c for c in old.get("conditions", ()) if c["type"] == READY]
     if status == known or mine < _Origin(old.get("indexedAt", ""), old.get("indexedBy", "")):
         return None
     if start.specs["DataSource"].get(meta["name"]) != part("DataSource", source):

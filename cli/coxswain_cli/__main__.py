@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 
 def _end_at_once() -> None:
@@ -18,6 +18,7 @@ if __name__ == "__main__" or sys.argv[0].endswith("/cox"):
     _end_at_once()  # before imports that take a while
 
 import typer  # noqa: E402
+from typer.core import TyperCommand  # noqa: E402
 
 app = typer.Typer(
     help="Coxswain: one operator for a whole language-model training run.",
@@ -58,11 +59,18 @@ PLAN_COMMANDS = {
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
 
 
+class _Forward(TyperCommand):
+    """Takes all arguments as they are: also a `--`, behind which a name may begin with a dash."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.args = args
+        return args
+
+
 def _add(group: typer.Typer, name: str, target: str, text: str) -> None:
     """Adds a command that passes all its arguments, --help too, to the function `module:name`."""
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-    @group.command(name, help=text, add_help_option=False, context_settings=settings)
+    @group.command(name, cls=_Forward, help=text, add_help_option=False)
     def forward(context: typer.Context) -> None:
         module, function = target.split(":")
         inner = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -236,6 +236,21 @@ def test_status_of_an_unknown_job_names_the_folders_searched(tmp_path):
     assert (code, "neither a work directory nor a job below runs/" in output) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["status"], "-n is neither a work directory"), (["report"], "-n is neither a work directory"),
+        (["logs", "--follow"], "-n is neither a work directory"), (["scale"], "-n is neither a work directory"),
+        (["validate"], "cannot read the file"), (["run"], "cannot read the file"),
+    ],
+)  # fmt: skip
+def test_a_name_behind_two_dashes_is_no_option(command, words):
+    """`-n` would be `--namespace`."""
+    code, output = cox(*command, "--", "-n", *(["2"] if command == ["scale"] else []))
+    assert code == 2
+    assert words in output.replace("'", "")
+
+
 def run_cox(*arguments):
     """As a process: an event loop runs here already."""
     command = [sys.executable, "-m", "coxswain_cli", *map(str, arguments)]

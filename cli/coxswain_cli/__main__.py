@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 
 def _end_at_once() -> None:
@@ -18,6 +20,9 @@ if __name__ == "__main__" or sys.argv[0].endswith("/cox"):
     _end_at_once()  # before imports that take a while
 
 import typer  # noqa: E402
+from typer.core import TyperCommand  # noqa: E402
+
+from coxswain.exits import Exit  # noqa: E402
 
 app = typer.Typer(
     help="Coxswain: one operator for a whole language-model training run.",
@@ -58,11 +63,18 @@ PLAN_COMMANDS = {
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
 
 
+class _Forward(TyperCommand):
+    """Takes all arguments as they are: also a `--`, behind which a name may begin with a dash."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.args = args
+        return args
+
+
 def _add(group: typer.Typer, name: str, target: str, text: str) -> None:
     """Adds a command that passes all its arguments, --help too, to the function `module:name`."""
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-    @group.command(name, help=text, add_help_option=False, context_settings=settings)
+    @group.command(name, cls=_Forward, help=text, add_help_option=False)
     def forward(context: typer.Context) -> None:
         module, function = target.split(":")
         inner = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -99,10 +111,12 @@ app.add_typer(plan, name="plan")
 def main() -> None:
     """Runs a command. Every output is flushed here: Python itself would do it with a traceback."""
     _end_at_once()
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a path may have any letter
     code: int | str | None = 0
     try:
+        _check_folder()
         app(prog_name="cox")
     except SystemExit as leaving:
         code = leaving.code
@@ -111,6 +125,24 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the code is known; Python only clears up
     sys.exit(_flushed(code))
+
+
+def _open_streams() -> None:
+    """Sends nowhere what goes to a standard stream that the caller has closed: the next file would take its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # most often `number`, the lowest one that is free
+            os.dup2(nowhere, number)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
+
+
+def _check_folder() -> None:
+    """Every relative path would end with an error that names no path."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        typer.echo("cox: the current directory was deleted; change to one that exists", err=True)
+        raise SystemExit(Exit.USER_FAULT) from None
 
 
 def _flushed(code: int | str | None) -> int | str | None:

@@ -1,7 +1,8 @@
 """What the indexes of a share's blocks add up to, in few objects: a restart reads these and lists the indexes.
 
-A record is named by the keys of its blocks, so by content. It counts for a block as long as the index object that it is
-of is there with the size that it had.
+A record is named by the keys of its blocks, so by content, in the folder of its source. It counts for a block as long as
+the index object that it is of is there with the size that it had. Another number of loaders makes other shares: what their
+records lack is looked for in the others of the source.
 """
 
 from __future__ import annotations
@@ -64,11 +65,37 @@ class StoredIndexes:
 class ShareRecord:
     """The blocks of a share, `named` by the keys that this release gives them, and what is known of each."""
 
-    def __init__(self, stored: StoredIndexes, named: Sequence[BlockEntry]) -> None:
-        self._store = stored.store
+    def __init__(self, stored: StoredIndexes, named: Sequence[BlockEntry], source: str) -> None:
+        """`source`: what the records of all its shares have in common."""
+        self._store, self._folder = stored.store, f"index/shares/{hashlib.sha256(source.encode()).hexdigest()}/"
         self._parts = [named[start : start + BLOCKS] for start in range(0, len(named), BLOCKS)]
-        self._known = {key: c for part in self._parts for key, c in _recorded(stored, part)}
+        self._known: dict[str, Counted] = {}
         self._new: set[str] = set()
+        self._read(stored)
+
+    def _read(self, stored: StoredIndexes) -> None:
+        without: set[str] = set()  # keys of blocks that no record of this share has
+        for part in self._parts:
+            counted = self._recorded(self._record_key(part))
+            if len(counted) == len(part):
+                self._add_held(stored, [(entry.key, c) for entry, c in zip(part, counted, strict=True)])
+            else:
+                without |= {entry.key for entry in part}
+        for path in [info.path for info in self._store.list(self._folder)] if without else ():
+            found = [(c.key, c) for c in self._recorded(path) if c.key in without]
+            self._new |= self._add_held(stored, found)
+
+    def _recorded(self, path: str) -> list[Counted]:
+        """A torn record counts for nothing."""
+        with suppress(NotFound, CorruptObject, *UNDECODABLE):
+            return msgspec.json.decode(self._store.get(path), type=list[Counted])
+        return []
+
+    def _add_held(self, stored: StoredIndexes, found: Sequence[tuple[str, Counted]]) -> set[str]:
+        """Adds those whose index is there; returns their keys."""
+        held = {key: c for (key, c), holds in zip(found, stored.holding(c for _, c in found), strict=True) if holds}
+        self._known |= held
+        return set(held)
 
     def __contains__(self, key: str) -> bool:
         return key in self._known
@@ -96,23 +123,11 @@ class ShareRecord:
         """Keeps what the store has no record of, for the next start."""
         for part in self._parts:
             if any(entry.key in self._new for entry in part):
-                self._store.put(_record_key(part), msgspec.json.encode([self._known[entry.key] for entry in part]))
+                self._store.put(self._record_key(part), msgspec.json.encode([self._known[entry.key] for entry in part]))
 
-
-def _recorded(stored: StoredIndexes, part: Sequence[BlockEntry]) -> Iterator[tuple[str, Counted]]:
-    """What is recorded of these blocks and holds. A torn record counts for nothing."""
-    counted: list[Counted] = []
-    with suppress(NotFound, CorruptObject, *UNDECODABLE):
-        counted = msgspec.json.decode(stored.store.get(_record_key(part)), type=list[Counted])
-    if len(counted) == len(part):
-        for entry, c, holds in zip(part, counted, stored.holding(counted), strict=True):
-            if holds:
-                yield entry.key, c
-
-
-def _record_key(part: Iterable[BlockEntry]) -> str:
-    keys = hashlib.sha256(msgspec.json.encode([entry.key for entry in part])).hexdigest()
-    return f"index/shares/{keys}.json"
+    def _record_key(self, part: Iterable[BlockEntry]) -> str:
+        keys = hashlib.sha256(msgspec.json.encode([entry.key for entry in part])).hexdigest()
+        return f"{self._folder}{keys}.json"
 
 
 def _folder(path: str) -> str:

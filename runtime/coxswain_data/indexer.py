@@ -29,7 +29,8 @@ def index_share(
     Raises Refused: TooManyRejected, SourceEmpty, and the source's own. `stored`: lists that other shares need, too.
     """
     named = [_with_key(source, tokenizer, entry) for entry in source.blocks(share.share, share.shares)]
-    record = ShareRecord(stored or StoredIndexes(store), named)
+    alike = f"{source.config.uri} {source.format_key} {tokenizer.hash}"
+    record = ShareRecord(stored or StoredIndexes(store), named, alike)
     _count(source, tokenizer, store, named, record)
     record.save()
     indexed = tuple(record.blocks())

@@ -144,7 +144,8 @@ class Source:
             raise self._empty(
                 f"{len(found)} objects are there and none{of} matches include {self.config.include!r}; correct include or uri"
             )
-        return [self._identified(info, lambda path: self._companion(by_path, path)) for info in mine]
+        once = {info.path: info for info in mine}.values()  # a server may list an object on two pages
+        return [self._identified(info, lambda path: self._companion(by_path, path)) for info in once]
 
     @property
     def _is_paired(self) -> bool:

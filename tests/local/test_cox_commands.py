@@ -236,10 +236,44 @@ def test_status_of_an_unknown_job_names_the_folders_searched(tmp_path):
     assert (code, "neither a work directory nor a job below runs/" in output) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["status"], "-n is neither a work directory"), (["report"], "-n is neither a work directory"),
+        (["logs", "--follow"], "-n is neither a work directory"), (["scale"], "-n is neither a work directory"),
+        (["validate"], "cannot read the file"), (["run"], "cannot read the file"),
+    ],
+)  # fmt: skip
+def test_a_name_behind_two_dashes_is_no_option(command, words):
+    """`-n` would be `--namespace`."""
+    code, output = cox(*command, "--", "-n", *(["2"] if command == ["scale"] else []))
+    assert code == 2
+    assert words in output.replace("'", "")
+
+
 def run_cox(*arguments):
     """As a process: an event loop runs here already."""
     command = [sys.executable, "-m", "coxswain_cli", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def run_in_shell(script, *arguments):
+    """`"$@"` in the script is the command."""
+    command = [sys.executable, "-m", "coxswain_cli", *map(str, arguments)]
+    return subprocess.run(["sh", "-c", script, "sh", *command], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_command_runs_with_standard_streams_that_are_closed(job_file, tmp_path, closed):
+    """A traceback was all that came of it, and the next file that was opened would have been standard output."""
+    assert run_in_shell(f'exec "$@" {closed}', "validate", job_file).returncode == 0
+    assert run_in_shell(f'exec "$@" {closed}', "status", tmp_path / "none").returncode == 2
+
+
+def test_a_current_directory_that_was_deleted_is_named(tmp_path):
+    (tmp_path / "gone").mkdir()
+    done = run_in_shell(f'cd "{tmp_path}/gone"; rmdir "{tmp_path}/gone"; exec "$@"', "validate", "a.yaml")
+    assert (done.returncode, done.stderr) == (2, "cox: the current directory was deleted; change to one that exists\n")
 
 
 def test_a_place_that_cannot_be_a_work_directory_is_refused(job_file, tmp_path):

@@ -29,10 +29,15 @@ from coxswain_link.store import ObjectInfo
 
 
 def source(
-    folder: Path, format_: str = "Jsonl", include: str = "**", sizes: Sizes | None = None, **fields: object
+    folder: Path,
+    format_: str = "Jsonl",
+    include: str = "**",
+    sizes: Sizes | None = None,
+    text_field: str = "text",
+    **fields: object,
 ) -> Source:
     config = SourceConfig(
-        name="mine", source="mine", uri=folder.as_uri(), format=format_, include=include, text_field="text",
+        name="mine", source="mine", uri=folder.as_uri(), format=format_, include=include, text_field=text_field,
         tokenizer=TokenizerConfig(kind="bytes"), weight=1, **fields,
     )  # fmt: skip
     return open_source(config, sizes=sizes)

@@ -83,6 +83,18 @@ def test_a_folder_marker_of_the_name_of_an_object_is_no_object(tmp_path: Path):
     assert (only.object_size, only.etag) == (5, "etag")
 
 
+def test_an_object_that_is_listed_twice_is_read_once(tmp_path: Path):
+    """Some servers repeat keys at the edge of two pages: each pass would have had its documents twice."""
+
+    class Repeating(Bucket):
+        def corpus(self, wanted: object) -> Listing:
+            return [self.real, self.real, ObjectInfo("more", 5, "etag")]
+
+    config = replace(source_of(tmp_path, "Text").config, uri=Bucket.uri)
+    blocks = Source(config, Repeating(), Spool(), Sizes()).blocks()  # type: ignore[arg-type]
+    assert [block.path for block in blocks] == ["data", "more"]
+
+
 def header(size: int) -> bytes:
     """Of a member whose size is in base 256: it may be below 0."""
     data = bytearray(tarfile.TarInfo("a.txt").tobuf(tarfile.GNU_FORMAT))

@@ -152,6 +152,29 @@ def test_a_restart_reads_a_record_of_each_share_and_no_index(corpus, store, requ
     assert len(folders) == len(set(folders)) <= 256
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 2), (2, 1), (2, 5)])
+def test_a_restart_with_another_number_of_loaders_reads_records_and_no_index(corpus, store, requests, before, after):
+    """A new coordinator of a job whose loaders were scaled waited for an index a block."""
+    first = [b for share in range(before) for b in indexed(corpus, store, share, before).blocks]
+    requests.clear()
+    again = [b for share in range(after) for b in indexed(corpus, store, share, after).blocks]
+    assert sorted(again) == sorted(first)
+    assert not [key for kind, key in requests if kind == "get" and key.endswith(".npz")]
+    requests.clear()
+    assert [b for share in range(after) for b in indexed(corpus, store, share, after).blocks] == again
+    own = [key for kind, key in requests if kind == "get" and "/shares/" in key]
+    assert len(own) == after  # kept for the next start
+
+
+def test_a_restart_with_another_number_of_loaders_builds_an_index_again_that_is_lost(corpus, store):
+    first = indexed(corpus, store)
+    key = object_key(first.blocks[1].key)
+    whole = store.get(key)
+    store.delete(key)
+    assert sorted(b for share in range(2) for b in indexed(corpus, store, share, 2).blocks) == list(first.blocks)
+    assert store.get(key) == whole
+
+
 @pytest.mark.parametrize("left", [None, 0, 50, 400])
 def test_a_restart_builds_an_index_again_that_is_lost_or_torn(corpus, store, left):
     first = indexed(corpus, store)
@@ -194,13 +217,13 @@ def test_rejects_that_are_recorded_count_beside_those_of_a_block_that_is_indexed
 def test_a_large_share_is_recorded_in_several_objects(store):
     """Two and a half records of blocks."""
     named = [BlockEntry(f"{n}", 0, 0, 1, 1, "e", key=f"{n:064x}") for n in range(BLOCKS * 5 // 2)]
-    record = ShareRecord(StoredIndexes(store), named)
+    record = ShareRecord(StoredIndexes(store), named, "mine")
     for n, entry in enumerate(named):
         record.add(entry.key, Counted(entry.key, "e", n, 0, n, 1, 5))
     record.save()
     for entry in named[:: BLOCKS // 2]:
         store.put(object_key(entry.key), b"12345")
-    again = ShareRecord(StoredIndexes(store), named)
+    again = ShareRecord(StoredIndexes(store), named, "mine")
     assert (len(records(store)), [entry.key in again for entry in named[:: BLOCKS // 4]]) == (3, [True, False] * 5)
 
 

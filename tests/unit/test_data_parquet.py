@@ -86,6 +86,24 @@ def test_damaged_pages_are_refused_by_name(tmp_path):
         samples(source(tmp_path, "Parquet"))
 
 
+def test_a_page_that_differs_from_its_checksum_is_refused_by_name(tmp_path):
+    """Text that is stored as it is decodes whatever its bytes are."""
+    column = pa.array([f"{i:050d}" for i in range(500)])
+    plain = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet", **plain)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[data.index(b"0" * 48 + b"77") + 10] ^= 1
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(Refused, match=r"a\.parquet is not readable as Parquet \(.*CRC"):
+        samples(source(tmp_path, "Parquet"))
+
+
+def test_a_column_whose_name_has_a_dot_is_read_beside_a_struct_of_that_path(tmp_path):
+    table = pa.table({"meta": [{"text": "no"}, {"text": "no"}], "meta.text": ["one", "two"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert texts(source(tmp_path, "Parquet", text_field="meta.text")) == ["one", "two"]
+
+
 def test_a_row_group_beyond_the_limit_is_refused_with_its_size_before_it_is_read(tmp_path):
     parquet(tmp_path / "a.parquet", pa.array(["small", "x" * (3 << 20)]), rows=1, other=pa.array(["y" * (3 << 20)] * 2))
     mine = source(tmp_path, "Parquet", sizes=Sizes(unpacked=2 << 20))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any
 
@@ -18,7 +18,7 @@ from coxswain.config import JobConfig, ModelConfig, ParallelConfig, ReplicaShape
 from coxswain.cost import memory
 from coxswain.cost.memory import Shares, StagePlace, Widths, Workload, peaks, spots_of, stage_peak
 from coxswain.holdings import ParameterSpec
-from coxswain.layout import Device, layout_for, uniform_layout
+from coxswain.layout import Device, Layout, layout_for, uniform_layout
 from coxswain.models import parameter_specs
 from tests.api_samples import sample
 
@@ -267,3 +267,22 @@ def test_a_layout_is_laid_out_once_however_many_ways_out_are_tried(monkeypatch: 
     found = resolve(manifest, [sample("DataSource")], [sample("DataMix")], [], uid="")
     assert isinstance(found, list) and [f.reason for f in found] == ["MemoryTooSmall"]
     assert len(made) == len(looked) == 1
+
+
+def test_ways_out_with_copies_lay_out_few_devices_beyond_two_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 trainers of 64 devices and a model that fits nowhere took 20 s: half a million devices, of each way out."""
+    seen: list[int] = []
+
+    def counted(devices: Iterable[Device], *rest: Any) -> Layout:
+        mine = list(devices)
+        seen.append(len(mine))
+        return layout_for(mine, *rest)
+
+    monkeypatch.setattr(memory_faults, "layout_for", counted)
+    manifest = job("llama-70b", 10_000, 64, {"tokensPerStep": 10**9, "maxSequenceTokens": 1000})
+    manifest["spec"] |= {"recovery": {"copies": "EveryStep"}, "model": {"config": {
+        "layers": 100, "hidden": 65536, "heads": 512, "kvHeads": 512, "feedForward": 131072}}}  # fmt: skip
+    manifest["spec"]["parallelism"]["hybridData"] = {"tokensPerReplica": 10**7}
+    assert "use devices with more memory" in fault(manifest).way_out
+    assert len(seen) > 3
+    assert max(seen) <= 2 * 64 * 64 + 2 * 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -240,6 +241,13 @@ def test_a_phase_changes_the_wanted_share_from_its_step_on() -> None:
     assert docs.tokens == (30, 60, 90, 120)
 
 
+def test_tokens_of_sources_that_come_and_go_add_up() -> None:
+    parts = [{"a": 1, "b": 2}, {"b": 3, "a": 4}, {}, {"c": 5}, {"a": 6, "b": 7}]
+    steps = [RecordedStep(step=k, tokens=1, tokens_by_source=part) for k, part in enumerate(parts)]
+    found = {share.name: share.tokens for share in mix.source_shares(steps, ())}
+    assert found == {"a": (1, 5, 5, 5, 11), "b": (2, 5, 5, 5, 12), "c": (0, 0, 0, 5, 5)}
+
+
 def test_shares_of_a_long_run_are_kept_where_they_are_drawn_and_end_with_all_tokens() -> None:
     steps = [RecordedStep(step=k, tokens=10, tokens_by_source={"code": 7, "docs": 3}) for k in range(100_000)]
     record = record_of(samples.job().mix, 0)
@@ -290,22 +298,27 @@ def test_an_average_is_of_the_drawn_points_however_long_the_run_is() -> None:
     assert average.values[300] == pytest.approx(30_050, rel=0.01)
 
 
+def weights_at(record: MixRecord, step: int, tokens: int, drawn: str = "") -> Mapping[str, int]:
+    weights = mix.weights_by_phase(record)
+    return weights[mix.phase_at(record, weights, step, tokens, {drawn: 1} if drawn else {})]
+
+
 def test_a_phase_by_tokens_begins_with_the_step_that_finds_them_trained() -> None:
     config = samples.job().mix
     config = type(config)(
         name="m", seed=1, sources=config.sources, phases=(PhaseConfig(from_tokens=200, weights={"docs": 1}),)
     )
-    assert mix.weights_at(record_of(config, 0), 1, 199) == {"code": 700, "docs": 300}
-    assert mix.weights_at(record_of(config, 0), 2, 200) == {"code": 0, "docs": 1}
+    assert weights_at(record_of(config, 0), 1, 199) == {"code": 700, "docs": 300}
+    assert weights_at(record_of(config, 0), 2, 200) == {"code": 0, "docs": 1}
 
 
 def test_a_phase_that_began_early_shows_by_what_the_step_drew() -> None:
     phases = tuple(PhaseConfig(from_step=step, weights={"docs": step}) for step in (50, 90))
     record = record_of(replace(samples.job().mix, phases=phases), 0)
-    assert mix.weights_at(record, 3, 300, {"code"}) == {"code": 700, "docs": 300}
+    assert weights_at(record, 3, 300, "code") == {"code": 700, "docs": 300}
     early = MixRecord(0, {"code": 1, "docs": 0}, {}, phases)
-    assert mix.weights_at(early, 3, 300, {"docs"}) == {"code": 0, "docs": 50}
-    assert mix.weights_at(early, 90, 300, {"docs"}) == {"code": 0, "docs": 90}
+    assert weights_at(early, 3, 300, "docs") == {"code": 0, "docs": 50}
+    assert weights_at(early, 90, 300, "docs") == {"code": 0, "docs": 90}
 
 
 def test_lengths_are_written_as_percentages() -> None:

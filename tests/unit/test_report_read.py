@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from coxswain.errors import Refused
 from coxswain.layout import Device, Seat
 from coxswain.wire import StepLine, TaskTiming
+from coxswain_cli.reporting.mix import source_shares
 from coxswain_cli.reporting.page import page
 from coxswain_cli.reporting.read import read_run
 from coxswain_cli.reporting.step_selection import chosen_steps
@@ -28,7 +30,7 @@ def test_the_last_line_of_a_redone_step_is_the_valid_one(tmp_path: Path) -> None
     assert run.redone == 2
 
 
-def test_300_sources_of_a_step_take_eight_bytes_each(tmp_path: Path) -> None:
+def test_300_sources_of_a_step_take_no_memory(tmp_path: Path) -> None:
     """A long run has hundreds of thousands of steps."""
     tokens = {f"source-{n:03d}": 10_000 + n for n in range(300)}
     samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(k, tokens_by_source=tokens) for k in range(500)])
@@ -39,8 +41,25 @@ def test_300_sources_of_a_step_take_eight_bytes_each(tmp_path: Path) -> None:
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert most < 500 * (300 * 8 + 2_000)
-    assert dict(run.steps[499].tokens_by_source) == tokens
+    assert most < 500 * 1_500
+    assert run.steps[499].tokens_by_source == tokens
+    assert [share.tokens[-1] for share in source_shares(run.steps, ())] == [500 * n for n in tokens.values()]
+
+
+def test_sources_of_a_file_that_a_run_replaces_by_its_newer_half_are_read_as_they_were(tmp_path: Path) -> None:
+    lines = [samples.step_line(k, tokens_by_source={"a": k}) for k in range(4)]
+    samples.write_lines(tmp_path / "steps.jsonl", lines)
+    run = read_run(tmp_path)
+    samples.write_lines(tmp_path / "newer", lines[2:])
+    (tmp_path / "newer").replace(tmp_path / "steps.jsonl")
+    assert [dict(step.tokens_by_source) for step in run.steps] == [{"a": k} for k in range(4)]
+
+
+def test_sources_of_a_line_that_is_cut_off_meanwhile_are_none(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(k, tokens_by_source={"a": k}) for k in range(2)])
+    run = read_run(tmp_path)
+    os.truncate(tmp_path / "steps.jsonl", (tmp_path / "steps.jsonl").stat().st_size - 20)
+    assert [dict(step.tokens_by_source) for step in run.steps] == [{"a": 0}, {}]
 
 
 def test_each_step_keeps_its_own_sources_in_their_order(tmp_path: Path) -> None:

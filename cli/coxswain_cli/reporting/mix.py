@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
@@ -30,16 +31,25 @@ class SourceShare:
     wanted: tuple[float, ...] | None
 
 
-def weights_at(mix: MixRecord, step: int, tokens: int, drawn: Set[str] = frozenset()) -> dict[str, int]:
-    """The weights in force at a step before which `tokens` were trained on: those of the last phase that has begun.
+def weights_by_phase(mix: MixRecord) -> list[Mapping[str, int]]:
+    """Those before the first phase, then those of each."""
+    return [mix.weights, *({name: phase.weights.get(name, 0) for name in mix.weights} for phase in mix.phases)]
+
+
+def phase_at(
+    mix: MixRecord, weights: Sequence[Mapping[str, int]], step: int, tokens: int, parts: Mapping[str, int]
+) -> int:
+    """Which of the `weights` by phase are in force at a step of these `parts`, before which `tokens` were trained on: those of
+    the last phase that has begun.
 
     A phase ends early once all its sources have left: those of the first phase from there on that has one of the step's
-    sources, `drawn`.
+    sources.
     """
-    begun = [tokens >= p.from_tokens if p.from_step < 0 else step >= p.from_step for p in mix.phases]
-    every = [mix.weights, *({name: phase.weights.get(name, 0) for name in mix.weights} for phase in mix.phases)]
-    left = every[sum(begun) :]
-    return next((weights for weights in left if any(weights.get(name) for name in drawn)), left[0])
+    begun = sum(tokens >= p.from_tokens if p.from_step < 0 else step >= p.from_step for p in mix.phases)
+    if begun == len(mix.phases):
+        return begun
+    drawn = {name for name, part in parts.items() if part}
+    return next((n for n in range(begun, len(weights)) if any(weights[n].get(name) for name in drawn)), begun)
 
 
 def drawn(steps: Sequence[T]) -> tuple[T, ...]:
@@ -49,40 +59,69 @@ def drawn(steps: Sequence[T]) -> tuple[T, ...]:
 
 
 def source_shares(steps: Sequence[RecordedStep], mixes: Sequence[MixInForce]) -> tuple[SourceShare, ...]:
-    """`mixes`: in the order of their first steps; empty: unknown."""
-    names = sorted({name for s in steps for name in s.tokens_by_source} | {n for m in mixes for n in m.record.weights})
-    tokens = _sums_at_drawn((s.tokens_by_source for s in steps), len(steps))
-    wanted = _sums_at_drawn(_wanted(steps, mixes), len(steps)) if mixes else None
+    """`mixes`: in the order of their first steps; empty: unknown. Reads the sources of each step once."""
+    kept = set(drawn(range(len(steps))))
+    sums, wanted, found = _Sums(), _Wanted(mixes), []
+    for place, step in enumerate(steps):
+        parts = dict(step.tokens_by_source.items())
+        sums.add(parts)
+        wanted.add(step, parts)
+        if place in kept:
+            found.append((sums.by_source(), wanted.by_source()))
+    names = sorted({*(found[-1][0] if found else ()), *(name for m in mixes for name in m.record.weights)})
     return tuple(
         SourceShare(
             name=name,
-            tokens=tuple(int(t.get(name, 0)) for t in tokens),
-            wanted=None if wanted is None else tuple(w.get(name, 0.0) for w in wanted),
+            tokens=tuple(tokens.get(name, 0) for tokens, _ in found),
+            wanted=tuple(asked.get(name, 0.0) for _, asked in found) if mixes else None,
         )
         for name in names
     )
 
 
-def _sums_at_drawn(parts: Iterable[Mapping[str, float]], count: int) -> list[dict[str, float]]:
-    """The sums by source behind each drawn step, of `count` steps' parts."""
-    kept, sums, found = set(drawn(range(count))), defaultdict[str, float](int), []
-    for place, part in enumerate(parts):
-        for name, value in part.items():
-            sums[name] += value
-        if place in kept:
-            found.append(dict(sums))
-    return found
+class _Sums:
+    """Tokens by source so far. Most steps have the sources of the one before: their numbers are added as lists."""
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._sums: list[int] = []
+        self._others = Counter[str]()
+
+    def add(self, parts: Mapping[str, int]) -> None:
+        if (names := tuple(parts)) != self._names:
+            self._others = self.by_source()
+            self._names, self._sums = names, [0] * len(names)
+        self._sums = list(map(operator.add, self._sums, parts.values()))
+
+    def by_source(self) -> Counter[str]:
+        found = self._others.copy()
+        found.update(dict(zip(self._names, self._sums, strict=True)))
+        return found
 
 
-def _wanted(steps: Sequence[RecordedStep], mixes: Sequence[MixInForce]) -> Iterator[dict[str, float]]:
-    """Per step, each source's part of the step's tokens by weight."""
-    first_steps = [m.first_step for m in mixes]
-    for step, after in zip(steps, accumulate(s.tokens for s in steps), strict=True):
-        in_force = mixes[max(bisect_right(first_steps, step.step) - 1, 0)]
-        sources = {name for name, tokens in step.tokens_by_source.items() if tokens}
-        weights = weights_at(in_force.record, step.step, after - step.tokens, sources)
-        total = sum(weights.values()) or 1
-        yield {name: step.tokens * weight / total for name, weight in weights.items()}
+class _Wanted:
+    """Tokens by source that the weights have asked for so far: kept as the tokens of each phase of each mix."""
+
+    def __init__(self, mixes: Sequence[MixInForce]) -> None:
+        self._mixes, self._first_steps = mixes, [m.first_step for m in mixes]
+        self._weights = [weights_by_phase(m.record) for m in mixes]
+        self._trained, self._tokens = 0, Counter[tuple[int, int]]()
+
+    def add(self, step: RecordedStep, parts: Mapping[str, int]) -> None:
+        if self._mixes:
+            mix = max(bisect_right(self._first_steps, step.step) - 1, 0)
+            phase = phase_at(self._mixes[mix].record, self._weights[mix], step.step, self._trained, parts)
+            self._tokens[mix, phase] += step.tokens
+        self._trained += step.tokens
+
+    def by_source(self) -> dict[str, float]:
+        found = defaultdict[str, float](float)
+        for (mix, phase), tokens in self._tokens.items():
+            weights = self._weights[mix][phase]
+            total = sum(weights.values()) or 1
+            for name, weight in weights.items():
+                found[name] += tokens * weight / total
+        return found
 
 
 def section(run: RecordedRun) -> Markup:

@@ -19,6 +19,7 @@ from coxswain.structs import UNDECODABLE
 from coxswain.trainer_figures import WINDOW_STEPS
 from coxswain_cli.kept_steps import kept_steps
 from coxswain_cli.reporting.formatting import seconds_of
+from coxswain_cli.reporting.lines import Lines, LineTokens
 from coxswain_cli.reporting.model import (
     EVENTS,
     STEPS,
@@ -52,7 +53,7 @@ def read_run(directory: Path, wanted: tuple[int, ...] = ()) -> RecordedRun:
             f"{directory}: holds neither {STEPS} nor {EVENTS}; name the work directory of a run (`cox run` prints it, "
             "by default runs/JOB)",
         )
-    lines, bad_steps = _good(_packed(_values(directory / STEPS, RecordedStep)))
+    lines, bad_steps = _good(_with_lines(directory / STEPS, _values(directory / STEPS, RecordedStep)))
     steps, redone = _valid(lines)
     events, bad_events = _good(_values(directory / EVENTS, _EventLine))
     offsets, rings, bad_timings = _glances(directory / TIMINGS)
@@ -88,6 +89,17 @@ def _packed(values: Iterable[tuple[int, RecordedStep | None]]) -> Iterator[tuple
     """With the tokens of their sources as an array: with 300 sources those of a long run would not fit in memory."""
     for offset, step in values:
         yield offset, step and msgspec.structs.replace(step, tokens_by_source=SourceTokens(step.tokens_by_source))
+
+
+def _with_lines(
+    path: Path, values: Iterable[tuple[int, RecordedStep | None]]
+) -> Iterator[tuple[int, RecordedStep | None]]:
+    """With the places of their lines in place of the tokens of their sources, which are read where they are summed up."""
+    lines = Lines(path) if path.exists() else None
+    for offset, step in values:
+        if step is not None and lines is not None and step.tokens_by_source:
+            step = msgspec.structs.replace(step, tokens_by_source=LineTokens(lines, offset))
+        yield offset, step
 
 
 def _valid(lines: list[RecordedStep]) -> tuple[tuple[RecordedStep, ...], int]:

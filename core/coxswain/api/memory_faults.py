@@ -104,11 +104,11 @@ def laid_out(shape: ParallelConfig, layers: int, trainers: int, each: int) -> La
 
 
 def _layout(model: ModelConfig, shape: ParallelConfig, trainers: int, each: int, copies: bool) -> tuple[Layout, int]:
-    """The layout, and its replicas. Equal replicas stand for all of them: two are enough; with copies, which are on other
-    trainers, on enough trainers to differ.
+    """The layout, and its replicas. Equal replicas stand for all of them: two are enough. With copies they fill two trainers
+    besides: each rank's ward is then as many ranks before it as a trainer has devices, whatever follows.
     """
-    enough = 2 * shape.least_devices if copies else -(-2 * shape.least_devices // each)
-    few = touched(shape, trainers) if shape.layout else min(trainers, enough + 1)
+    enough = -(-2 * shape.least_devices // each) + (2 if copies else 1)
+    few = touched(shape, trainers) if shape.layout else min(trainers, enough)
     layout = laid_out(shape, model.layers, few, each)
     whole = bool(shape.layout) or few == trainers
     return layout, len(layout.replicas) if whole else trainers * each // shape.least_devices

@@ -53,7 +53,7 @@ class ParquetObject:
         self._reader, self._where, self._field = reader, reader.where, text_field
         with self._named():
             source = pa.PythonFile(RangeFile(reader.range, reader.size), mode="r")
-            self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
+            self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
         self._check_column()
 
     def extents(self) -> list[Extent]:
@@ -71,7 +71,8 @@ class ParquetObject:
         plain = pa.schema([(self._field, self._value_type)])
         yield plain.serialize()
         for batches in _gathered(self._batches(group)):
-            yield pa.concat_batches(batches).cast(plain).serialize()
+            # A name with a dot selects a field within a struct, too.
+            yield pa.concat_batches(batches).select([self._field]).cast(plain).serialize()
 
     def _batches(self, group: int) -> Iterator[pa.RecordBatch]:
         count = self._file.metadata.row_group(group).num_rows

@@ -17,8 +17,8 @@ from coxswain.boxes import full_box
 from coxswain.config import ModelConfig, OptimizerConfig
 from coxswain.holdings import Holding
 from coxswain.models import parameter_specs
+from coxswain.shards import shards
 from coxswain_train.parallel.grid import Grid
-from coxswain_train.parallel.shards import shards
 from coxswain_train.parallel.updates import take_step
 from coxswain_train.parallel.zero1 import Zero1Optimizer
 

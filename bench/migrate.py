@@ -37,6 +37,7 @@ from coxswain.holdings import all_holdings
 from coxswain.layout import Layout
 from coxswain.live import Holder, LiveSource
 from coxswain.models import parameter_specs
+from coxswain.shards import shards
 from coxswain.transfers import held_boxes, least_bytes
 from coxswain.wire import Shard
 from coxswain_link.environment import leave
@@ -46,7 +47,6 @@ from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.engine.engine import Engine
 from coxswain_train.live.state import LiveState
 from coxswain_train.parallel.process_groups import ProcessGroups, join, leave_world, listen
-from coxswain_train.parallel.shards import shards
 from tests.distributed import training
 from tests.distributed.plans import random_plan
 from tests.distributed.reference import Stream

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from coxswain.config import JobConfig
+from functools import lru_cache
+
+from coxswain.config import JobConfig, ModelConfig, OptimizerConfig
 from coxswain.cost.change import change_peak
 from coxswain.cost.constants import device_memory
 from coxswain.cost.memory import RESERVED
 from coxswain.layout import Device, Layout, longest_sequence
 from coxswain.models import parameter_specs
+from coxswain.parameter_groups import muon_matrices
 
 _BF16, _GIB = 2, 2**30
 _LEAST_ROWS = 64  # of a vocabulary that follows a tokenizer
@@ -39,8 +42,7 @@ def change_fault(job: JobConfig, before: Layout, after: Layout) -> str:
     limit, model = device_memory(job.parallelism.hardware), job.model
     if not limit or model.custom or not after.replicas:
         return ""
-    specs = parameter_specs(model, model.vocabulary or _LEAST_ROWS)
-    device, size = change_peak(model, specs, before, after, _BF16, job.copies)
+    device, size = _fullest(model, job.optimizer, before, after, job.copies)
     if size + RESERVED <= limit:
         return ""
     return (
@@ -48,6 +50,14 @@ def change_fault(job: JobConfig, before: Layout, after: Layout) -> str:
         f"both layouts at a time, and {RESERVED / _GIB:.1f} GiB beside tensors; a device of {job.parallelism.hardware} has "
         f"{limit / _GIB:.1f} GiB"
     )
+
+
+@lru_cache(maxsize=8)  # a change is judged again and again until it is decided
+def _fullest(
+    model: ModelConfig, optimizer: OptimizerConfig, before: Layout, after: Layout, copies: bool
+) -> tuple[Device, int]:
+    specs = parameter_specs(model, model.vocabulary or _LEAST_ROWS)
+    return change_peak(specs, model.layers, before, after, _BF16, copies, muon_matrices(specs, optimizer))
 
 
 def devices_of(layout: Layout) -> set[Device]:

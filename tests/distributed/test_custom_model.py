@@ -109,7 +109,7 @@ def test_a_model_of_ones_own_trains_in_rings_as_a_plain_torch_loop_trains_it() -
 def restored(world: ThreadWorld, uri: str) -> dict[str, np.ndarray]:
     engine = training.engine_of(world, torch.float32, GPT2)  # type: ignore[arg-type]
     store = open_store(uri)
-    save_load.load(store, save_load.read_manifest(store, manifest_key(1)).shards, engine.boxes())
+    save_load.load(store, save_load.read_manifest(store, manifest_key(1)).shards, engine.make_room())
     engine.begin(1)
     return training.weights_of(engine)
 

@@ -87,7 +87,7 @@ def train(
     engine.initialise(training.SEED)
     store = open_store(uri, create=True)
     if first:
-        save_load.load(store, save_load.read_manifest(store, f"{first}").shards, engine.boxes())
+        save_load.load(store, save_load.read_manifest(store, f"{first}").shards, engine.make_room())
         engine.begin(0)
     for step in range(first, stop):
         plan = random_plan(STREAM.lengths, world.ranks, 97 * world.ranks + step)
@@ -130,7 +130,9 @@ def test_a_matrix_that_a_tensor_group_splits_is_refused_by_name() -> None:
 
 
 def test_every_matrix_has_one_owner_and_no_rank_is_without() -> None:
-    found = run_threads(3, lambda world: training.engine_of(world, torch.float32, optimizer=MUON).boxes()["parameter"])
+    found = run_threads(
+        3, lambda world: training.engine_of(world, torch.float32, optimizer=MUON).make_room()["parameter"]
+    )
     owned = [{box.name for box in boxes} & MATRICES for boxes in found]
     assert sorted(name for names in owned for name in names) == sorted(MATRICES)
     assert all(owned)

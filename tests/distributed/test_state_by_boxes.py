@@ -18,6 +18,7 @@ from coxswain.boxes import Box, full_box, intersect, window, zero_shard
 from coxswain.errors import Refused
 from coxswain.holdings import all_holdings
 from coxswain.layout import Layout
+from coxswain.shards import shards
 from coxswain.wire import Shard
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load, snapshots
@@ -25,7 +26,6 @@ from coxswain_train.checkpoint.listings import hulls_of, meet, with_boxes, with_
 from coxswain_train.live.state import LiveState
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.shards import shards
 from coxswain_train.parallel.state import KINDS, State
 from tests.distributed import training
 from tests.distributed.plans import random_plan
@@ -56,7 +56,7 @@ def load_and_save(
     world: ProcessGroups, uri: str, saved: list[Shard]
 ) -> tuple[tuple[Shard, ...], Flat, dict[str, np.ndarray]]:
     engine, store = training.engine_of(world, torch.float32), open_store(uri)
-    save_load.load(store, saved, engine.boxes())
+    save_load.load(store, saved, engine.make_room())
     engine.optimizer.all_gather()
     again = tuple(save_load.write_shards(store, snapshots.snapshot(engine.boxes())))
     return again, _flat(engine.boxes()), training.weights_of(engine)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from coxswain.boxes import Box, full_box, intersect, window
 from coxswain.holdings import Holding, all_holdings
 from coxswain.layout import Layout
+from coxswain.shards import Shards, shards
 from coxswain_train.parallel.grid import FLAT_RANKS, Grid
 from coxswain_train.parallel.process_groups import ProcessGroups, hop_groups
-from coxswain_train.parallel.shards import Shards, shards
 from coxswain_train.parallel.zero1 import Zero1Optimizer
 from tests.distributed.ranks import run_ranks
 from tests.distributed.threads import ThreadWorld, run_threads

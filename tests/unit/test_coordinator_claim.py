@@ -19,7 +19,7 @@ from coxswain_coordinator.__main__ import claim_of
 from coxswain_coordinator.checkpoint.claim import LEASE_SECONDS, RENEW_SECONDS, Claim, LiveRun, key_of
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.environment import Environment
-from coxswain_link.store import Store, open_store
+from coxswain_link.store import CorruptObject, Store, open_store
 from tests.unit.coordinator_fakes import make_job
 
 OTHER = LiveRun("team/other", "u2", "other-coordinator-1", "host-b, /runs/other", 7)
@@ -170,8 +170,25 @@ async def test_a_claim_is_renewed_while_it_is_held_and_not_written_after_its_rel
     assert keys(store) == []
 
 
-async def test_an_object_of_another_shape_is_no_claim(store: Store) -> None:
-    store.put(key_of("u3"), b"[]")
+@pytest.mark.parametrize("data", [b"[]", b'{"job": "\xff"}', b"[" * 100_000, b""])
+async def test_an_object_that_is_no_record_of_a_run_is_no_claim(store: Store, data: bytes) -> None:
+    store.put(key_of("u3"), data)
+    mine = claim(store, Time())
+    assert await mine.acquire(StoreExecutor()) is False
+    await mine.release()
+
+
+async def test_a_damaged_object_is_no_claim(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 keeps digests of what is written; its object does not match any more."""
+    put(store, OTHER)
+    get = store.get
+
+    def damaged(key: str) -> bytes:
+        if key == key_of("u2"):
+            raise CorruptObject(key)
+        return get(key)
+
+    monkeypatch.setattr(store, "get", damaged)
     mine = claim(store, Time())
     assert await mine.acquire(StoreExecutor()) is False
     await mine.release()

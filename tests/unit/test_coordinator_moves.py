@@ -91,7 +91,7 @@ async def test_a_layout_whose_state_does_not_fit_beside_the_present_one_comes_th
     async with training(job) as lead:
         await lead.close(0, 1)
         session, specs = lead.state.session, parameter_specs(job.model, lead.state.session.world.vocabulary)
-        _, most = change_peak(job.model, specs, session.record.layout, one_replica(), 2, copies=False)
+        _, most = change_peak(specs, job.model.layers, session.record.layout, one_replica(), 2, copies=False)
         monkeypatch.setattr(capacity, "device_memory", lambda _: RESERVED + most)
         assert capacity.change_fault(lead.state.sized_job, session.record.layout, one_replica()) == ""
         monkeypatch.setattr(capacity, "device_memory", lambda _: RESERVED + most - 1)

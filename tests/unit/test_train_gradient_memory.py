@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from coxswain.config import OptimizerConfig
 from coxswain.holdings import ParameterSpec, all_holdings
 from coxswain.layout import Layout
+from coxswain.shards import shards
 from coxswain_train.parallel.flights import IN_FLIGHT
 from coxswain_train.parallel.grid import Grid
-from coxswain_train.parallel.shards import shards
 from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer
 from tests.distributed.live_bytes import peak_bytes
 from tests.layouts import layout_of

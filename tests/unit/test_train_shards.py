@@ -16,9 +16,9 @@ from coxswain.config import ModelConfig
 from coxswain.holdings import Holding, all_holdings
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.models import parameter_specs
+from coxswain.shards import shards
 from coxswain.transfers import Boxes, boxes_of
 from coxswain_train.parallel.buckets import entries_of, make_buckets
-from coxswain_train.parallel.shards import shards
 from tests.layouts import LAYERS, SPECS, layout_of, layouts
 
 LLAMA = ModelConfig(layers=12, hidden=4096, heads=32, kv_heads=8, feed_forward=11008)

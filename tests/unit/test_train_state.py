@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from coxswain.boxes import Box, full_box
 from coxswain.holdings import Holding
-from coxswain_train.parallel.shards import shards
+from coxswain.shards import shards
 from coxswain_train.parallel.state import KINDS, State
 from coxswain_train.parallel.zero1 import Zero1Optimizer
 from tests.unit.test_train_zero1 import Reduction

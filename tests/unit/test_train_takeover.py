@@ -15,10 +15,10 @@ from coxswain.boxes import Box
 from coxswain.config import OptimizerConfig
 from coxswain.holdings import Holding
 from coxswain.live import Holder, LiveSource
+from coxswain.shards import Cell, Shards
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.state import Cut, LiveState
 from coxswain_train.live.takeover import TakeOver, Target, Update
-from coxswain_train.parallel.shards import Cell, Shards
 from coxswain_train.parallel.state import State
 
 ME, WARDS = 1, (1, 2, 0)  # rank 1 keeps the copy of rank 2's shard

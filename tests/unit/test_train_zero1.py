@@ -14,9 +14,9 @@ from coxswain.boxes import full_box
 from coxswain.config import OptimizerConfig, ParameterGroupConfig
 from coxswain.errors import Refused, Retryable
 from coxswain.holdings import Holding
+from coxswain.shards import shards
 from coxswain_train.parallel.grid import Grid
 from coxswain_train.parallel.norms import ROW, Square, norm_of
-from coxswain_train.parallel.shards import shards
 from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer, check_stats
 from tests.updates import apply
 

@@ -17,9 +17,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from coxswain.errors import CoxswainError, Refused
-from coxswain.structs import prepare
+from coxswain.structs import UNDECODABLE, prepare
 from coxswain_coordinator.store_executor import StoreExecutor
-from coxswain_link.store import NotFound, Store
+from coxswain_link.store import CorruptObject, NotFound, Store
 
 log = logging.getLogger(__name__)
 
@@ -120,8 +120,8 @@ class Claim:
         return [run for run in found if run is not None]
 
     def _read(self, key: str) -> LiveRun | None:
-        """None where the object is gone, or is none of ours."""
-        with suppress(NotFound, msgspec.DecodeError):
+        """None where the object is gone, is damaged, or is none of ours."""
+        with suppress(NotFound, CorruptObject, *UNDECODABLE):
             return msgspec.json.decode(self._store.get(key), type=LiveRun)
         return None
 

@@ -19,6 +19,7 @@ from coxswain.live import LiveSource
 from coxswain.neighbours import neighbours_of, rank_of
 from coxswain.parameter_groups import idle_groups, muon_matrices
 from coxswain.plan.values import Operation
+from coxswain.shards import Shards, shards
 from coxswain.wire import TaskTiming
 from coxswain_train.cgroup import CoreShare
 from coxswain_train.checkpoint.pretrained import load_pretrained
@@ -36,7 +37,6 @@ from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.ring import Exchange
 from coxswain_train.model.tensor_parallel import ModelPart
 from coxswain_train.parallel.process_groups import ProcessGroups
-from coxswain_train.parallel.shards import Shards, shards
 from coxswain_train.parallel.state import State
 from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer
 
@@ -117,8 +117,6 @@ class Engine:
         self._copies = Copies(self._everyone, seat.rank, wards, self._shards.sizes())
         self.optimizer.time_aside(world.clock.waiting)
         self._probe, self._share = Probe(device), CoreShare()
-        if self.live.current is None:
-            self.optimizer.make_room()
 
     def _cut(self, layout: Layout) -> Shards:
         """Owners of a layout."""
@@ -193,6 +191,7 @@ class Engine:
         rate = learning_rate(self._optimizer_config, step, self._total_steps)
         old, target = self._cut(source.layout), self._target(nodes)
         change = TakeOver(self.live, self._world, target, source)
+        self.optimizer.state = State()  # what is held is the living state's, and room of another world is given up
         change.run(old, Update(self._optimizer_config, rate, self._matrices))
         self.optimizer.state = self.live.own
         before, now = (list(all_holdings(self._specs, o, self._config.layers)) for o in (source.layout, self._layout))

@@ -23,13 +23,13 @@ from coxswain.config import OptimizerConfig
 from coxswain.errors import Retryable
 from coxswain.holdings import Holding
 from coxswain.live import LiveSource
+from coxswain.shards import Shards
 from coxswain.transfers import Boxes, Links, Transfers, held_boxes, transfers
 from coxswain_train.live.claims import Claim, Content, check_claims, check_contents, check_moved
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.digests import Known, content_of
 from coxswain_train.live.moves import Move, Mover, bytes_of, moves_of, rounds
 from coxswain_train.live.state import Cut, LiveState
-from coxswain_train.parallel.shards import Shards
 from coxswain_train.parallel.state import KINDS, Rooms, State
 
 log = logging.getLogger(__name__)

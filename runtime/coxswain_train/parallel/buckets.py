@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from coxswain_train.parallel.shards import Numbers, Shards
+from coxswain.shards import Numbers, Shards
 
 BUCKET_BYTES = 25 << 20  # of one rank's gradients in a bucket, as in torch's DDP
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from coxswain.boxes import Box, window
+from coxswain.shards import Cell, Numbers, Shards
 from coxswain_train.parallel.buckets import Bucket, Entries, entries_of, make_buckets
 from coxswain_train.parallel.grid import Grid
-from coxswain_train.parallel.shards import Cell, Numbers, Shards
 
 Where = slice | Tensor  # places in a buffer of units
 Flags = npt.NDArray[np.bool_]

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from coxswain.boxes import Box
 from coxswain.errors import Retryable
+from coxswain.shards import Shards
 from coxswain_train.parallel.buckets import BUCKET_BYTES
 from coxswain_train.parallel.flights import Reduction
 from coxswain_train.parallel.gradients import Gradients
 from coxswain_train.parallel.norms import ROW, Square, norm_of, runs_of, square_of
 from coxswain_train.parallel.routes import make_routes
-from coxswain_train.parallel.shards import Shards
 from coxswain_train.parallel.state import State
 from coxswain_train.parallel.weights import WeightSpreader
 

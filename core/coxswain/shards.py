@@ -6,7 +6,7 @@ and its holders share its rows. So an owner's box is always inside a box that it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coxswain.boxes import Box, intersect
+from coxswain.fair_shares import balance
 from coxswain.holdings import Holding
 from coxswain.transfers import Boxes, sides
-from coxswain_train.parallel.balance import balance
 
 Numbers = npt.NDArray[np.int64]
 Group = int  # number of a group of ranks with equal holdings
@@ -123,15 +123,36 @@ def shards(holdings: Iterable[tuple[Holding, ...]], whole: Callable[[str], bool]
     Raises ValueError when no holder's gradient of a cell counts.
     """
     group_of, groups = _groups(holdings)
-    found = [cell for name, held in _held(groups).items() for cell in _cut(name, held)]
+    found = _cells(groups)
     found.sort(key=lambda cell: len(cell.box.shape) < 2)  # stable
     ranks = [np.flatnonzero(group_of == group) for group in range(len(groups))]
     shared = [cell for cell in found if not whole(cell.box.name)]
     members = [len(each) for each in ranks]
     weights = balance([(cell.box.elements, cell.holders) for cell in shared], members)
-    owned = {id(cell): _share(cell, ranks, weights[cell.holders]) for cell in shared}
+    owned = _shared_out(shared, ranks, weights)
     _give_whole([cell for cell in found if id(cell) not in owned], ranks, owned)
     return Shards(tuple(owned[id(cell)] for cell in found), group_of, groups)
+
+
+def staying(before: Shards, after: Shards, former: Sequence[int]) -> list[int]:
+    """By rank of `after`, elements that it owned in the same rows of the same cell. `former`: its rank in `before`; -1: none."""
+    old, ranks = {cell.box: cell for cell in before.cells}, np.array(former, dtype=np.int64)
+    total, known = np.zeros(len(ranks), dtype=np.int64), dict[tuple[int, int], Numbers]()
+    for cell in after.cells:
+        if (was := old.get(cell.box)) is not None:
+            key = id(was.cuts), id(cell.cuts)
+            if key not in known:
+                known[key] = _same_rows(was, cell, ranks)
+            total[cell.owners] += known[key] * cell.row
+    return [int(elements) for elements in total]
+
+
+def _same_rows(was: Cell, now: Cell, former: Numbers) -> Numbers:
+    """By owner of `now`, how many rows it has, where it had just these; else 0."""
+    place = np.searchsorted(was.owners, former[now.owners]).clip(max=len(was.owners) - 1)
+    same = was.owners[place] == former[now.owners]
+    same &= (was.cuts[place] == now.cuts[:-1]) & (was.cuts[place + 1] == now.cuts[1:])
+    return np.where(same, np.diff(now.cuts), 0)
 
 
 def _groups(holdings: Iterable[tuple[Holding, ...]]) -> tuple[Numbers, tuple[tuple[Holding, ...], ...]]:
@@ -149,6 +170,17 @@ def _held(groups: Sequence[tuple[Holding, ...]]) -> dict[str, list[tuple[Group, 
     for group, holdings in enumerate(groups):
         for holding in holdings:
             found.setdefault(holding.box.name, []).append((group, holding))
+    return found
+
+
+def _cells(groups: Sequence[tuple[Holding, ...]]) -> list[Cell]:
+    """Those of all parameters, without owners. What is held alike, as in the layers of a stage, is cut once."""
+    known, found = dict[object, list[Cell]](), list[Cell]()
+    for name, held in _held(groups).items():
+        key = tuple((group, h.box.offset, h.box.shape, h.counts) for group, h in held)
+        if key not in known:
+            known[key] = _cut(name, held)
+        found += [_owned(cell, cell.owners, cell.cuts, name) for cell in known[key]]
     return found
 
 
@@ -178,13 +210,29 @@ def _unit(edges: Sequence[Sequence[int]]) -> int:
     return tail if last == 0 else tail * gcd(*(e - edges[last][0] for e in edges[last]))
 
 
-def _share(cell: Cell, ranks: Sequence[Numbers], weights: Sequence[int]) -> Cell:
-    """Gives the cell's rows to its holders in rank order. `weights`: of a rank of each holding group."""
-    owners = np.concatenate([ranks[group] for group in cell.holders])
-    each = np.concatenate([np.full(len(ranks[g]), w) for g, w in zip(cell.holders, weights, strict=True)])
+def _shared_out(
+    cells: Iterable[Cell], ranks: Sequence[Numbers], weights: Mapping[tuple[Group, ...], Sequence[int]]
+) -> dict[int, Cell]:
+    """Cells with owners, by identity. Those of as many rows that the same groups hold are shared alike."""
+    known: dict[tuple[int, tuple[Group, ...]], tuple[Numbers, Numbers]] = {}
+    found = {}
+    for cell in cells:
+        key = cell.box.shape[0], cell.holders
+        if key not in known:
+            known[key] = _share(*key, ranks, weights[cell.holders])
+        found[id(cell)] = _owned(cell, *known[key])
+    return found
+
+
+def _share(
+    rows: int, holders: Sequence[Group], ranks: Sequence[Numbers], weights: Sequence[int]
+) -> tuple[Numbers, Numbers]:
+    """Gives so many rows to the holders in rank order: owners and cuts. `weights`: of a rank of each holding group."""
+    owners = np.concatenate([ranks[group] for group in holders])
+    each = np.concatenate([np.full(len(ranks[g]), w) for g, w in zip(holders, weights, strict=True)])
     order = np.argsort(owners)
     bounds = np.concatenate([[0], np.cumsum(each[order])])
-    return _owned(cell, owners[order], cell.box.shape[0] * bounds // bounds[-1])
+    return owners[order], rows * bounds // bounds[-1]
 
 
 def _give_whole(cells: Sequence[Cell], ranks: Sequence[Numbers], owned: dict[int, Cell]) -> None:
@@ -199,8 +247,10 @@ def _give_whole(cells: Sequence[Cell], ranks: Sequence[Numbers], owned: dict[int
         owned[id(cell)] = _owned(cell, owner, np.array([0, cell.box.shape[0]]))
 
 
-def _owned(cell: Cell, owners: Numbers, cuts: Numbers) -> Cell:
-    return Cell(cell.box, cell.unit, cell.holders, cell.counting, owners, cuts)
+def _owned(cell: Cell, owners: Numbers, cuts: Numbers, name: str = "") -> Cell:
+    """`name`: of another parameter that is held alike."""
+    box = Box(name, cell.box.offset, cell.box.shape) if name else cell.box
+    return Cell(box, cell.unit, cell.holders, cell.counting, owners, cuts)
 
 
 def _rows(box: Box, start: int, stop: int) -> Box:

@@ -58,8 +58,7 @@ class Move(NamedTuple):
 
 def moves_of(names: Sequence[str], found: Transfers) -> list[Move]:
     columns = (found.first, found.last, found.left, found.right, found.sender, found.receiver)
-    rows = zip(found.name.tolist(), *(column.tolist() for column in columns), strict=True)
-    return [Move(names[name], *row) for name, *row in rows]
+    return list(map(Move, [names[name] for name in found.name.tolist()], *(column.tolist() for column in columns)))
 
 
 def rounds(
@@ -67,9 +66,8 @@ def rounds(
 ) -> list[list[Move]]:
     """In each round a rank sends and receives at most `most` bytes. `bytes_of`: of one element of each tensor, all kinds."""
     found: list[list[Move]] = []
-    last: dict[
-        int, tuple[int, int]
-    ] = {}  # of what a rank sends, or, with its number inverted, receives: the round, bytes in it
+    # The last round, and bytes in it, of what each rank sends, and, with its number inverted, of what it receives.
+    last: dict[int, tuple[int, int]] = {}
     for whole in moves:
         element = bytes_of[whole.name]
         for move in whole.split(most // element):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,10 @@ import numpy as np
 from coxswain.errors import CoxswainError, Retryable, Stale
 from coxswain.wire import DeliveredDigests, Heartbeat, StepPlan, World
 from coxswain_data.assembly import Need, arrays, needs
-from coxswain_data.fetcher import Fetcher, Tokens
+from coxswain_data.fetched import Answer, Fetched, Tokens
+from coxswain_data.fetcher import Fetcher
 from coxswain_data.step_cache import StepCache
+from coxswain_link.flight import SliceRequest
 from coxswain_link.http_client import Client, JobEnded
 from coxswain_link.metrics import MetricsRegistry
 from coxswain_link.outbox import Outbox
@@ -24,7 +26,7 @@ log = logging.getLogger(__name__)
 _BEHIND = 8  # steps by which a rank may lag behind the step that was built last
 _POLL = 2.0  # seconds of one long poll: bounds the delay of a step that a worker requests out of turn
 
-NOTHING: Tokens = np.empty(0, np.int32)
+NOTHING = Answer(np.empty(0, np.int32), None)
 
 
 class Part(NamedTuple):
@@ -54,8 +56,10 @@ class Builder:
         fetcher: Fetcher,
         step_cache: StepCache,
         metrics: MetricsRegistry,
+        fetched: Fetched,
     ) -> None:
-        self._fetcher, self._step_cache = fetcher, step_cache
+        """`fetched`: what earlier generations have, and this one gets."""
+        self._fetcher, self._step_cache, self._fetched = fetcher, step_cache, fetched
         self._metrics, self._generation = metrics, world.generation
         seats = [s for s in world.seats if world.trainers[s.device.trainer] == trainer]
         self._parts = {s.rank: Part(s.replica, columns_of(world.layout, s)) for s in seats}
@@ -99,15 +103,23 @@ class Builder:
     def _build(self, plan: StepPlan) -> None:
         with self._metrics["coxswain_constructor_assembly_seconds"].time():
             wanted = needs(plan, self._columns)
-            fetched = [need.request for need in wanted if need.request is not None]
-            tokens, digests = self._fetcher.fetch(fetched, self._is_current)
-            places = [place for place, need in enumerate(wanted) if need.request is not None]
-            answers = dict(zip(places, tokens, strict=True))
-            buffers = self._buffers(plan, wanted, [answers.get(place, NOTHING) for place in range(len(wanted))])
+            fetched = self._fetch(plan.step, [need.request for need in wanted if need.request is not None])
+            answers = [NOTHING if need.request is None else fetched[need.request] for need in wanted]
+            buffers = self._buffers(plan, wanted, [answer.tokens for answer in answers])
         self._step_cache.put(self._generation, plan.step, buffers)
-        served = [(wanted[places[at]].slice.sequence, digest) for at, digest in sorted(digests.items())]
-        trained = tuple((position, digest) for position, digest in served if plan.trains(position))
+        served = ((need.slice.sequence, answer.digest) for need, answer in zip(wanted, answers, strict=True))
+        trained = tuple((p, digest) for p, digest in served if digest is not None and plan.trains(p))
         self._outbox.put("/v1/served", plan.step, DeliveredDigests(self._generation, plan.step, trained))
+
+    def _fetch(self, step: int, wanted: Sequence[SliceRequest]) -> Mapping[SliceRequest, Answer]:
+        """Only what no generation has fetched of the step yet."""
+        had = self._fetched.of(step)
+        lacking = [request for request in wanted if request not in had]
+        tokens, digests = self._fetcher.fetch(lacking, self._is_current)
+        new = {r: Answer(t, digests.get(place)) for place, (r, t) in enumerate(zip(lacking, tokens, strict=True))}
+        answers = {request: new.get(request) or had[request] for request in wanted}
+        self._fetched.keep(step, answers, self._step_cache.oldest)
+        return answers
 
     def _buffers(self, plan: StepPlan, wanted: Sequence[Need], tokens: Sequence[Tokens]) -> dict[Part, Buffer]:
         """One for all ranks that need the same."""

@@ -16,6 +16,7 @@ from coxswain import names
 from coxswain.wire import Register, Registered, World
 from coxswain_data.block_map import BlockMaps
 from coxswain_data.builder import Builder
+from coxswain_data.fetched import Fetched
 from coxswain_data.fetcher import Fetcher
 from coxswain_data.step_cache import StepCache
 from coxswain_link.environment import Environment, end_as, leave, run_service
@@ -33,12 +34,12 @@ _SWITCH = 0.0005  # seconds between thread switches: a hand-over must not wait f
 
 
 class Constructor:
-    """Follows the world: starts a builder for each generation, which drops the former buffers."""
+    """Follows the world: starts a builder for each generation, which drops the former buffers and keeps their tokens."""
 
     def __init__(self, env: Environment, coordinator: Client, step_cache: StepCache, metrics: MetricsRegistry) -> None:
         self._env, self._coordinator, self._step_cache, self._metrics = env, coordinator, step_cache, metrics
         self.generation = 0
-        self._blocks = BlockMaps(coordinator)
+        self._blocks, self._fetched = BlockMaps(coordinator), Fetched()
 
     def follow(self) -> NoReturn:
         """Registers and follows the world until the job ends (raises JobEnded)."""
@@ -54,7 +55,8 @@ class Constructor:
         self.generation = world.generation
         log.info("generation %d begins at step %d", world.generation, world.first_step)
         fetcher = Fetcher(world, self._coordinator, self._env.token, self._metrics, self._blocks)
-        builder = Builder(world, self._env.name, self._coordinator, fetcher, self._step_cache, self._metrics)
+        cache, metrics = self._step_cache, self._metrics
+        builder = Builder(world, self._env.name, self._coordinator, fetcher, cache, metrics, self._fetched)
         threading.Thread(target=builder.run, name=f"builder-{world.generation}", daemon=True).start()
 
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import tenacity
-from numpy.typing import NDArray
 
 from coxswain.errors import Retryable, Stale
 from coxswain.wire import LoaderAddress, LoaderAddresses, World
 from coxswain_data.block_map import BlockMap, BlockMaps, Owners
+from coxswain_data.fetched import Tokens
 from coxswain_link.flight import Request, SliceClient, SliceRequest
 from coxswain_link.http_client import Client
 from coxswain_link.metrics import MetricsRegistry
@@ -25,7 +25,6 @@ _CALL = 60.0  # seconds for one request of slices: a cold loader may have to rea
 _POLL = 10.0
 _LOADERS_AT_ONCE = 4
 
-Tokens = NDArray[np.int32]
 T = TypeVar("T")
 
 

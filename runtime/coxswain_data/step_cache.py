@@ -67,6 +67,12 @@ class StepCache:
             if generation == self._generation:
                 self._first, self._front = max(self._first, step), max(self._front, step - 1)
 
+    @property
+    def oldest(self) -> int:
+        """The first step that a rank may still ask for."""
+        with self._change:
+            return min(self._steps, default=self._front + 1)
+
     def is_open(self, generation: int) -> bool:
         return generation == self._generation
 

@@ -18,6 +18,7 @@ from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
 from coxswain.wire import Ack, DeliveredDigests, Evaluation, Finished, StepPlan, StepPlans, World
 from coxswain_data.builder import Builder
+from coxswain_data.fetched import Fetched
 from coxswain_data.step_cache import StepCache
 from coxswain_link.flight import SliceRequest
 from coxswain_link.http_client import JobEnded
@@ -47,9 +48,10 @@ class Coordinator:
         self._change = threading.Condition()
 
     def get(self, path: str, type_: Any, **query: Any) -> StepPlans | None:
-        assert (path, query["trainer"], query["generation"]) == ("/v1/plans", "trainer-0", 3)
+        assert (path, query["trainer"]) == ("/v1/plans", "trainer-0")
         self.asked.append(query["from"])
-        found = tuple(self.plans[step] for step in sorted(self.plans) if step >= query["from"])
+        here = {step: plan for step, plan in self.plans.items() if plan.generation == query["generation"]}
+        found = tuple(here[step] for step in sorted(here) if step >= query["from"])
         if not found:
             with self._change:
                 self._change.wait(0.05)  # as a long poll: the feed asks again at once
@@ -76,10 +78,12 @@ class Fetcher:
     def __init__(self) -> None:
         self.fault: Exception | None = None
         self.closed = False
+        self.asked: list[list[SliceRequest]] = []  # by call
 
     def fetch(self, wanted: list[SliceRequest], active: Callable[[], bool]) -> tuple[list[Any], Mapping[int, str]]:
         if self.fault is not None:
             raise self.fault
+        self.asked.append(wanted)
         tokens = [np.arange(w.start, w.stop, dtype=np.int32) + 100 * w.sequence.index for w in wanted]
         return tokens, {i: f"digest {w.sequence.index}" for i, w in enumerate(wanted) if not w.start}
 
@@ -89,13 +93,14 @@ class Fetcher:
 
 class Scene:
     def __init__(self) -> None:
-        self.coordinator, self.fetcher, self.cache = Coordinator(), Fetcher(), StepCache(2)
+        self.coordinator, self.fetcher, self.cache, self.fetched = Coordinator(), Fetcher(), StepCache(2), Fetched()
         self._before = set(threading.enumerate())
 
     def start(self, world: World = WORLD) -> None:
         coordinator: Any = self.coordinator
         fetcher: Any = self.fetcher
-        self.builder = Builder(world, "trainer-0", coordinator, fetcher, self.cache, build("constructor"))
+        metrics = build("constructor")
+        self.builder = Builder(world, "trainer-0", coordinator, fetcher, self.cache, metrics, self.fetched)
         self.thread = threading.Thread(target=self.builder.run, daemon=True)
         self.thread.start()
 
@@ -168,6 +173,53 @@ def test_plans_of_steps_that_every_rank_has_passed_are_forgotten(scene: Scene) -
     scene.coordinator.await_served(22)
     held = [step for step in range(30) if scene.builder._feed.peek(step) is not None]
     assert 9 < held[0] <= 20 and held == list(range(held[0], 30))
+
+
+def next_world(scene: Scene, plans: dict[int, StepPlan]) -> list[SliceRequest]:
+    """Steps 0 and 1 have been built; then generation 4 begins at step 1. What it fetches for step 1."""
+    scene.coordinator.plans = {step: plan(step) for step in (0, 1)}
+    scene.start()
+    scene.coordinator.await_served(2)
+    scene.cache.close()
+    scene.assert_ended()
+    scene.fetcher.asked.clear()
+    scene.coordinator.plans = {step: replace(each, generation=4) for step, each in plans.items()}
+    scene.start(replace(WORLD, generation=4, first_step=1))
+    scene.coordinator.await_served(3)
+    return scene.fetcher.asked[0]
+
+
+def test_a_step_whose_slices_stay_is_built_in_the_next_generation_without_a_loader(scene: Scene) -> None:
+    """With its digests: the step is reported by the generation that trains on it."""
+    assert next_world(scene, {1: plan(1)}) == []
+    buffer = scene.cache.provide(4, 1, 0, 20)
+    assert buffer is not None and unpack(buffer.fd).tokens.tolist() == [400, 401, 402, 403, 404, 405, 700, 701, 702]
+    assert scene.coordinator.served[2] == DeliveredDigests(4, 1, ((0, "digest 4"), (1, "digest 7")))
+
+
+def test_slices_that_are_cut_otherwise_are_fetched_in_the_next_generation_and_no_others(scene: Scene) -> None:
+    tasks = plan(1).tasks
+    other = replace(tasks[1], slices=(Slice(0, 1, 0, 2), Slice(1, 1, 2, 4)))
+    assert next_world(scene, {1: replace(plan(1), tasks=(tasks[0], other))}) == [SliceRequest(SEQUENCES[1], 0, 3)]
+
+
+def test_a_step_of_other_sequences_has_those_in_the_next_generation(scene: Scene) -> None:
+    """As after an edit of the mix: a step is no name of its tokens."""
+    others = (replace(SEQUENCES[0], index=5), SEQUENCES[1])
+    (asked,) = next_world(scene, {1: replace(plan(1), sequences=others)})
+    assert asked.sequence == others[0]
+    buffer = scene.cache.provide(4, 1, 0, 20)
+    assert buffer is not None and unpack(buffer.fd).tokens.tolist()[:2] == [500, 501]
+
+
+def test_tokens_of_steps_that_every_rank_has_passed_are_not_kept(scene: Scene) -> None:
+    scene.coordinator.plans = {step: plan(step) for step in range(30)}
+    scene.start()
+    for step in range(20):
+        assert scene.cache.provide(3, step, 0, 20) is not None
+    scene.coordinator.await_served(22)
+    held = [step for step in range(30) if scene.fetched.of(step)]
+    assert held[0] >= 17 and held[-1] == 21
 
 
 @pytest.mark.parametrize(

@@ -165,12 +165,17 @@ def test_plans_are_asked_for_from_the_first_step_of_the_world_on(scene: Scene) -
     assert scene.coordinator.asked[0] == 9
 
 
-def test_plans_of_steps_that_every_rank_has_passed_are_forgotten(scene: Scene) -> None:
+def take_steps(scene: Scene, count: int) -> None:
+    """The trainer's only rank takes so many of 30 steps; two more are built."""
     scene.coordinator.plans = {step: plan(step) for step in range(30)}
     scene.start()
-    for step in range(20):
+    for step in range(count):
         assert scene.cache.provide(3, step, 0, 20) is not None
-    scene.coordinator.await_served(22)
+    scene.coordinator.await_served(count + 2)
+
+
+def test_plans_of_steps_that_every_rank_has_passed_are_forgotten(scene: Scene) -> None:
+    take_steps(scene, 20)
     held = [step for step in range(30) if scene.builder._feed.peek(step) is not None]
     assert 9 < held[0] <= 20 and held == list(range(held[0], 30))
 
@@ -213,11 +218,7 @@ def test_a_step_of_other_sequences_has_those_in_the_next_generation(scene: Scene
 
 
 def test_tokens_of_steps_that_every_rank_has_passed_are_not_kept(scene: Scene) -> None:
-    scene.coordinator.plans = {step: plan(step) for step in range(30)}
-    scene.start()
-    for step in range(20):
-        assert scene.cache.provide(3, step, 0, 20) is not None
-    scene.coordinator.await_served(22)
+    take_steps(scene, 20)
     held = [step for step in range(30) if scene.fetched.of(step)]
     assert held[0] >= 17 and held[-1] == 21
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -65,9 +66,21 @@ def every(nth: int, applies: Callable[[C], bool], fault: F) -> Plan[C, F]:
 
 
 def drawn_from(seed: int, share: float, choices: Callable[[C], tuple[F, ...]]) -> Plan[C, F]:
-    """A fault for this share of all calls, chosen from those that fit the call."""
-    draw = random.Random(seed)
-    return lambda call: None if draw.random() >= share else draw.choice(choices(call))
+    """A fault for this share of all calls, from those that fit the call: each kind as often as it is among them, so that few
+    calls meet all kinds."""
+    draw, used = random.Random(seed), Counter[type[F]]()
+
+    def plan(call: C) -> F | None:
+        if draw.random() >= share:
+            return None
+        found = choices(call)
+        kinds = Counter(map(type, found))
+        least = min(used[kind] / kinds[kind] for kind in kinds)
+        fault = draw.choice([f for f in found if used[type(f)] / kinds[type(f)] == least])
+        used[type(fault)] += 1
+        return fault
+
+    return plan
 
 
 def flipped(body: bytes, fault: Corrupt) -> bytes:

@@ -101,7 +101,8 @@ def test_the_report_of_a_work_directory_has_the_steps_whose_lines_it_no_longer_h
     samples.write_object(tmp_path, "ConfigMap", "demo", {"data": {"job.json": msgspec.json.encode(job).decode()}})
     whole = FolderReader(tmp_path).record(())
     lines = (tmp_path / "steps.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "steps.jsonl").write_text("".join(lines[STEPS // 2 :]))
+    (tmp_path / "newer").write_text("".join(lines[STEPS // 2 :]))
+    (tmp_path / "newer").replace(tmp_path / "steps.jsonl")
     assert FolderReader(tmp_path).record(()) == whole
     shutil.rmtree(file_path(job.checkpoint.uri))
     run = FolderReader(tmp_path).record(())

@@ -15,7 +15,10 @@ PERIOD = 10_000  # microseconds: shorter than any task
 
 
 class Shares:
-    """So many groups of `share` cores; removed at the end, when their processes are gone."""
+    """So many groups of `share` cores; removed at the end, when their processes are gone.
+
+    They come before all other processes: on a busy machine it is the quota that holds them back.
+    """
 
     def __init__(self, count: int, share: float, root: Path = ROOT, period: int = PERIOD) -> None:
         self._old = (root / "cpu" / "cpu.cfs_quota_us").exists()
@@ -27,6 +30,8 @@ class Shares:
         for group in self._groups:
             group.mkdir()
             self._set(group, self._quota)
+            weight, most = ("cpu.shares", 262_144) if self._old else ("cpu.weight", 10_000)
+            (group / weight).write_text(str(most))
         return self
 
     def _set(self, group: Path, quota: int) -> None:

@@ -43,3 +43,5 @@ def test_each_process_is_in_a_group_with_its_share_of_a_core(tmp_path: Path, old
     assert [(g / "cgroup.procs").read_text() for g in groups] == ["7", "8"]
     quota = "cpu.cfs_quota_us" if old else "cpu.max"
     assert [(g / quota).read_text() for g in groups] == ["4000" if old else "4000 10000"] * 2
+    weight = "cpu.shares" if old else "cpu.weight"
+    assert [(g / weight).read_text() for g in groups] == ["262144" if old else "10000"] * 2

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import yaml
 from coxswain.api.validate import check
 from coxswain.errors import Retryable
 from coxswain.wire import Fault
-from coxswain_train.agent.processes import ForkServer
+from coxswain_train.agent.processes import ForkServer, WorkerHandle
 from tests.fake_coordinator import FakeCoordinator
 from tests.unit.agent_fakes import FOREVER, TOKEN, Started, is_alive, wait_until, workers, world
 
@@ -59,6 +60,22 @@ async def test_a_request_to_a_fork_server_that_has_just_ended_fails_at_once(tmp_
             await asyncio.wait_for(server.fork(0, {}), 30)
     finally:
         await server.end()
+
+
+async def test_the_end_of_a_worker_is_known_although_what_waited_for_it_was_cancelled():
+    """As where an agent that ends a probe is ended itself: the fork server's word that the process has ended comes later."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import signal; signal.pause()")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ended = asyncio.get_running_loop().create_future()
+        worker = WorkerHandle(0, os.pidfd_open(process.pid), os.memfd_create("fault"), ours, ended)
+        waiting = asyncio.create_task(worker.kill())
+        await asyncio.wait_for(process.wait(), 30)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert worker.is_running and not ended.cancelled()
+        ended.set_result(-9)
+        await worker.close()
 
 
 async def test_an_exit_is_reported_with_the_fault_that_the_worker_wrote(tmp_path, coordinator):

@@ -114,7 +114,7 @@ class WorkerHandle:
 
     async def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        await self.ended
+        await asyncio.shield(self.ended)  # a caller that is cancelled must not take it for ended
 
     def read_fault(self) -> Fault | None:
         """The fault that it wrote; None when there is none that can be read."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from coxswain.boxes import Box
 from coxswain.holdings import Holding
+from coxswain.intervals import Ints, numbers_in
 
-Ints = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 STORE = -1  # sender of what no device holds
 
@@ -49,9 +49,10 @@ class Boxes:
         """On each device of the pairs (device, other) the boxes that the other one has here."""
         device, other = np.asarray(list(pairs), dtype=np.int64).reshape(-1, 2).T
         order = np.argsort(self.device, kind="stable")
-        begin, end = (np.searchsorted(self.device[order], other, side) for side in ("left", "right"))
-        found = self.only(order[_ranges(begin, end)])
-        return replace(found, device=np.repeat(device, end - begin))
+        held = self.device[order]
+        begin = np.searchsorted(held, other)
+        counts = np.searchsorted(held, other, side="right") - begin
+        return replace(self.only(order[numbers_in(begin, counts)]), device=np.repeat(device, counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +187,8 @@ def _are_in(ordered: Ints, values: Ints) -> NDArray[np.bool_]:
 def _expanded(rows: Ints, edges: Ints) -> Ints:
     """(cell, device) of every cell in every box, by cell."""
     start, stop = np.searchsorted(edges, rows[1]), np.searchsorted(edges, rows[2])
-    pairs = np.stack([_ranges(start, stop), np.repeat(rows[0], stop - start)])
+    pairs = np.stack([numbers_in(start, stop - start), np.repeat(rows[0], stop - start)])
     found: Ints = pairs[:, np.lexsort((pairs[1], pairs[0]))]
-    return found
-
-
-def _ranges(begin: Ints, end: Ints) -> Ints:
-    """The numbers of each [begin, end), one behind the other."""
-    counts = end - begin
-    found: Ints = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - end, counts)
     return found
 
 
@@ -300,7 +294,7 @@ def least_bytes(have: Boxes, need: Boxes, element: int) -> int:
     order = np.argsort(key)
     begin, end = np.searchsorted(key[order], wanted), np.searchsorted(key[order], wanted, side="right")
     mine = np.repeat(np.arange(wanted.size), end - begin)
-    theirs = order[_ranges(begin, end)]
+    theirs = order[numbers_in(begin, end - begin)]
     height = np.minimum(need.last[mine], have.last[theirs]) - np.maximum(need.first[mine], have.first[theirs])
     width = np.minimum(need.right[mine], have.right[theirs]) - np.maximum(need.left[mine], have.left[theirs])
     return int(need.elements.sum() - (np.maximum(height, 0) * np.maximum(width, 0)).sum()) * element

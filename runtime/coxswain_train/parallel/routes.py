@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from coxswain.boxes import Box, window
+from coxswain.intervals import numbers_in
 from coxswain.shards import Cell, Numbers, Shards
 from coxswain_train.parallel.buckets import Bucket, Entries, entries_of, make_buckets
 from coxswain_train.parallel.grid import Grid
@@ -172,10 +173,12 @@ class RouteMaker:
         def pair(chosen: Flags) -> tuple[Where, Where] | None:
             each = lengths[chosen]
             return (
-                (self._where(_spans(into[chosen], each)), self._where(_spans(of[chosen], each))) if len(each) else None
+                (self._where(numbers_in(into[chosen], each)), self._where(numbers_in(of[chosen], each)))
+                if len(each)
+                else None
             )
 
-        return Arrival(self._where(_spans(into, lengths)), pair(new), pair(~new))
+        return Arrival(self._where(numbers_in(into, lengths)), pair(new), pair(~new))
 
     def _loads(self, bucket: Bucket, mine: Entries) -> Iterator[Load]:
         offsets = np.cumsum(mine.units) - mine.units
@@ -184,8 +187,8 @@ class RouteMaker:
             if chosen.any():
                 cell = self._shards.cells[item.cell]
                 units = _units(self._held[cell.box.name], cell, bucket.unit)
-                held = units[_spans(mine.row[chosen], mine.rows[chosen])].ravel()
-                packed = _spans(offsets[chosen], mine.units[chosen])
+                held = units[numbers_in(mine.row[chosen], mine.rows[chosen])].ravel()
+                packed = numbers_in(offsets[chosen], mine.units[chosen])
                 yield Load(cell.box.name, self._where(held), self._where(packed))
 
     def _owned(self, bucket: Bucket, own: Entries) -> Iterator[Own]:
@@ -215,9 +218,3 @@ def _units(held: Box, cell: Cell, unit: int) -> Numbers:
     *outer, inner = window(held, cell.box)[: last + 1]
     inside: Numbers = every[(*outer, slice(inner.start // step, inner.stop // step))]
     return inside.reshape(cell.box.shape[0], -1)
-
-
-def _spans(starts: Numbers, lengths: Numbers) -> Numbers:
-    """The numbers of all intervals [start, start + length), one after the other."""
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))

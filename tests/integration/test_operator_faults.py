@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +16,12 @@ from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_JOB_
 from coxswain_operator.children.common import CONTENT
 from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
-from coxswain_operator.kubernetes.access import Access
 from coxswain_operator.leader import Timing
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import RequeueDelay, WorkQueue
+from tests.answering import answering
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import config_map, connected, new_namespace
-
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def answering(answer: Answer) -> AsyncIterator[Connection]:
-    """A connection to a server that answers as the test says."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with Connection(Access(f"http://127.0.0.1:{runner.addresses[0][1]}")) as connection:
-            yield connection
-    finally:
-        await runner.cleanup()
-
 
 OWNER = {"apiVersion": "coxswain.dev/v1alpha1", "kind": "TrainingJob", "controller": True}
 

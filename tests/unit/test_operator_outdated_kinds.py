@@ -8,10 +8,9 @@ import pytest
 from aiohttp import web
 
 from coxswain_operator.cluster import Denied
-from coxswain_operator.kubernetes.access import Access
 from coxswain_operator.kubernetes.cluster import KubernetesCluster
-from coxswain_operator.kubernetes.connection import Connection
 from coxswain_operator.refusals import fault_of
+from tests.answering import answering
 
 WORDS = (
     "failed to create typed patch object (lab/demo; coxswain.dev/v1alpha1, Kind=TrainingJob): .status.tokenSecret: field not "
@@ -28,19 +27,9 @@ async def test_a_status_that_the_installed_kinds_do_not_know_is_refused_at_once_
         body: dict[str, Any] = {"kind": "Status", "status": "Failure", "message": WORDS, "code": 500}
         return web.json_response(body, status=500)
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        async with Connection(Access(f"http://{host}:{port}"), deadline=5.0) as connection:
-            with pytest.raises(Denied) as refused:
-                await KubernetesCluster(connection).patch_status("TrainingJob", "lab", "demo", {"attempt": 1}, "7")
-    finally:
-        await runner.cleanup()
+    async with answering(answer) as connection:
+        with pytest.raises(Denied) as refused:
+            await KubernetesCluster(connection).patch_status("TrainingJob", "lab", "demo", {"attempt": 1}, "7")
     assert asked == ["PATCH"]
     fault = fault_of("the status of TrainingJob demo", refused.value)
     assert (fault.reason, fault.retryable) == ("KindsOutdated", True)

@@ -127,36 +127,51 @@ class Ladder:
         """A new world. Devices of pods that stay keep their speeds; what was planned for the world before is dropped."""
         if not self.climbs:
             return
-        before, here = self._home, devices_of(record.layout)
+        before = self._home
         if before:
             self._judge_layout(before.record, record)
-        kept = {d for d in here if before and _pod(before.record, d) == _pod(record, d)}
-        self._powers = {d: power for d, power in self._powers.items() if d in kept}
-        if before and self._expected and self._expected.layout not in (before.record.layout, record.layout):
-            del self._changes[-1:]  # it was requested last, and the world was lost before it: it has cost nothing
+            self._forget_unformed(before.record, record)
         self._rewind(record.first_step)
-        self.aside.enter(self._job, record.layout, kept if before else None)
-        if before:  # it cost nothing while it had no work
-            idle = set(before.record.layout.standby) - set(record.layout.standby)
-            self._since |= dict.fromkeys(idle, record.first_step)
-        lost = self._lost_from(before, record)
-        self._since |= dict.fromkeys(lost - before.lost if before else lost, record.first_step)
-        known = here - set(self.aside.unknown)
-        self._home = Home(record, world.vocabulary, {d: nodes[d.trainer] for d in known if nodes[d.trainer]}, lost)
+        self._carry(before and before.record, record)
+        self._home = home = self._home_of(before, record, world, nodes)
         self.aside.settle(self.speeds, record)
-        if before is None or before.record.layout != record.layout:
-            made = self._expected if self._expected and self._expected.layout == record.layout else None
-            self._planned = made.speeds if made else self.aside.unknown
-            self._expected = made
-            self._least_gain = 0.0 if lost and not made else LEAST_GAIN
-        else:
-            self._expected = None
+        self._expect(before and before.record, home)
         self._recent, self._options, self._leaving = [], None, False
         self._drag.enter()
         self._settle_request()
         # While the world forms. A new coordinator has no step yet to judge layouts by.
         if before and not self._least_gain and not self._joins():
-            self._plan(self._home, self.speeds)
+            self._plan(home, self.speeds)
+
+    def _forget_unformed(self, before: Generation, record: Generation) -> None:
+        """A change that was requested last, and whose world was lost before it, has cost nothing."""
+        if self._expected and self._expected.layout not in (before.layout, record.layout):
+            del self._changes[-1:]
+
+    def _carry(self, before: Generation | None, record: Generation) -> None:
+        """Keeps what is known of devices whose pods stay. One that was on standby has cost nothing until now."""
+        kept = {d for d in devices_of(record.layout) if before and _pod(before, d) == _pod(record, d)}
+        self._powers = {device: power for device, power in self._powers.items() if device in kept}
+        self.aside.enter(self._job, record.layout, kept if before else None)
+        idle = set(before.layout.standby) - set(record.layout.standby) if before else ()
+        self._since |= dict.fromkeys(idle, record.first_step)
+
+    def _home_of(self, before: Home | None, record: Generation, world: World, nodes: Sequence[str]) -> Home:
+        """Devices that this world lost are lost since its first step."""
+        lost = self._lost_from(before, record)
+        self._since |= dict.fromkeys(lost - before.lost if before else lost, record.first_step)
+        known = devices_of(record.layout) - set(self.aside.unknown)
+        return Home(record, world.vocabulary, {d: nodes[d.trainer] for d in known if nodes[d.trainer]}, lost)
+
+    def _expect(self, before: Generation | None, home: Home) -> None:
+        """What was decided for a layout holds in the first world that has it."""
+        layout = home.record.layout
+        if before and before.layout == layout:
+            self._expected = None
+            return
+        made = self._expected if self._expected and self._expected.layout == layout else None
+        self._expected, self._planned = made, made.speeds if made else self.aside.unknown
+        self._least_gain = 0.0 if home.lost and not made else LEAST_GAIN
 
     def _judge_layout(self, before: Generation, record: Generation) -> None:
         """Whether the former layout may be one that cannot run: its world has made no step, and its pods have another layout."""

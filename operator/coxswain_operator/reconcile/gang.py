@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -28,7 +29,7 @@ from coxswain_operator.reconcile import (
     room,
     suspend,
 )
-from coxswain_operator.reconcile.actions import CreatePod, Delete
+from coxswain_operator.reconcile.actions import CreatePod, Delete, EndQuarantine, LeaveQueue, Quarantine
 from coxswain_operator.reconcile.context import QUEUED, Context
 from coxswain_operator.reconcile.pinned import Start
 from coxswain_operator.reconcile.result import PolicyResult
@@ -39,71 +40,69 @@ from coxswain_operator.views import Event
 PINNED = "the pods go on as this attempt began, and the next attempt is refused until this is mended: "
 
 
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What the gang is after this pass, with its status in `turn`, and what was decided on the way."""
+
+    turn: partial.Turn
+    message: str = ""
+    calls: tuple[LeaveQueue | Quarantine | EndQuarantine, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
 def reconcile_gang(ctx: Context, start: Start, found: tuple[failure_policy.Verdict, ...]) -> PolicyResult:
     """A pass of a job that should run: replaces what is lost, creates what is missing. `found`: of each loss."""
-    config = start.config
-    size = None if any(v.whole_job for v in found) else partial.evicted(ctx) or resize.plan_resize(ctx, config)
-    release = None if size or found else half_placed.plan_release(ctx)
-    status = failure_policy.record_restarts(ctx, found) if found else half_placed.settled(ctx, ctx.status)
-    status = job_token.settle(ctx, resize.start_resize(ctx, status, size)) if size else _begun(ctx, status, start)
-    status = half_placed.start_release(ctx, status, release) if release else status
-    busy = bool(found or size or release)
-    status, resized = (status, ()) if busy else live_size.settle(ctx, status, config.trainers)
-    status, asked, moves = _quarantined(ctx, status, start, busy)
-    turn = partial.Turn(status) if busy else partial.turn(ctx, status, _plan(ctx, status, start))
-    status = turn.status
+    settled = _settled(ctx, start, found)
+    turn, status = settled.turn, settled.turn.status
     held = half_placed.is_held(status, ctx.now)
     others = child_diff.diff_children(ctx, start, status)
     starting = status.attempt == ctx.status.attempt and not others.stale and not held and not turn.waits
     missing = tuple(_missing_pods(ctx, status, start)) if starting else ()
+    token = job_token.creates(ctx, status) if missing else ()
     return PolicyResult(
         state=QUEUED if held or turn.waits else ctx.state_of_gang,
         status=status,
         reason=half_placed.REASON if held else resize.reason(ctx),
-        message=release.message if release else "; ".join(filter(None, (turn.message, _message(ctx)))),
+        message=settled.message or "; ".join(filter(None, (turn.message, _message(ctx)))),
         deletes=(
-            *_stale_pods(ctx, status),
-            *force_delete.force_deletes(ctx),
-            *others.deletes,
-            *leftovers.deletes(ctx),
+            *_stale_pods(ctx, status), *force_delete.force_deletes(ctx), *others.deletes, *leftovers.deletes(ctx),
         ),
-        creates=(
-            *(job_token.creates(ctx, status) if missing else ()),
-            *others.creates,
-            *turn.creates,
-            *missing,
-        ),
-        calls=(*(resize.calls(ctx) or suspend.calls(ctx)), *turn.calls, *asked.actions),
-        events=(
-            *failure_policy.failure_events(found),
-            *(resize.resize_events(size) if size else ()),
-            *(half_placed.events(release) if release else ()),
-            *resized,
-            *turn.events,
-            *asked.events,
-            *moves,
-        ),
-        requeue_times=(
-            *(incarnations.starts_at(entry) for entry in status.incarnations),
-            *_starts(ctx),
-            *force_delete.requeue_times(ctx),
-            *resize.requeue_times(ctx),
-            *live_size.requeue_times(ctx),
-            *quarantine.requeue_times(ctx),
-            *node_request.requeue_times(ctx),
-            *partial.requeue_times(ctx, turn),
-        ),
-    )
+        creates=(*token, *others.creates, *turn.creates, *missing),
+        calls=(*(resize.calls(ctx) or suspend.calls(ctx)), *settled.calls),
+        events=settled.events,
+        requeue_times=tuple(_requeue_times(ctx, turn)),
+    )  # fmt: skip
+
+
+def _settled(ctx: Context, start: Start, found: tuple[failure_policy.Verdict, ...]) -> _Settled:
+    """Members are replaced first: only a pass without that looks at sizes, quarantines and the queue."""
+    size = None if any(v.whole_job for v in found) else partial.evicted(ctx) or resize.plan_resize(ctx, start.config)
+    release = None if size or found else half_placed.plan_release(ctx)
+    if size:
+        status = failure_policy.record_restarts(ctx, found) if found else half_placed.settled(ctx, ctx.status)
+        status = job_token.settle(ctx, resize.start_resize(ctx, status, size))
+        events = (*failure_policy.failure_events(found), *resize.resize_events(size))
+        return _Settled(partial.Turn(status), events=events)
+    if found:
+        status = _begun(ctx, failure_policy.record_restarts(ctx, found), start)
+        return _Settled(partial.Turn(status), events=failure_policy.failure_events(found))
+    status = _begun(ctx, half_placed.settled(ctx, ctx.status), start)
+    if release:
+        status = half_placed.start_release(ctx, status, release)
+        return _Settled(partial.Turn(status), release.message, events=half_placed.events(release))
+    status, resized = live_size.settle(ctx, status, start.config.trainers)
+    status, asked, moves = _quarantined(ctx, status, start)
+    turn = partial.turn(ctx, status, _plan(ctx, status, start))
+    events = (*resized, *turn.events, *asked.events, *moves)
+    return _Settled(turn, calls=(*turn.calls, *asked.actions), events=events)
 
 
 def _quarantined(
-    ctx: Context, status: JobStatus, start: Start, busy: bool
+    ctx: Context, status: JobStatus, start: Start
 ) -> tuple[JobStatus, node_request.Answer, tuple[Event, ...]]:
-    """What quarantines ask for, in a pass without other changes of the gang: pods in place of those that wait for a node
-    which is admitted again, and of trainers that leave theirs.
+    """What quarantines ask for: pods in place of those that wait for a node which is admitted again, and of trainers that
+    leave theirs.
     """
-    if busy:
-        return status, node_request.Answer(), ()
     leaving = quarantine.left(ctx)
     if members := quarantine.readmitted(ctx) | leaving:
         status = incarnations.next_incarnation(status, members, ctx.now)
@@ -178,6 +177,11 @@ def _pod_sets(ctx: Context, group: str) -> dict[str, str]:
     return {p.role: p.pod_set for p in ctx.observed.pods if p.group == group and p.pod_set}
 
 
-def _starts(ctx: Context) -> set[float]:
-    """When pods that do not start are late, when a hint is due, and when a gang gives up or tries again."""
-    return deadlines.starts(ctx) | half_placed.requeue_times(ctx) | pending.requeue_times(ctx.pods.values())
+def _requeue_times(ctx: Context, turn: partial.Turn) -> Iterator[float]:
+    """When members may start again, pods are late, a hint is due, and a gang gives up or tries again, among others."""
+    yield from (incarnations.starts_at(entry) for entry in turn.status.incarnations)
+    yield from pending.requeue_times(ctx.pods.values())
+    yield from deadlines.starts(ctx)
+    for policy in half_placed, force_delete, resize, live_size, quarantine, node_request:
+        yield from policy.requeue_times(ctx)
+    yield from partial.requeue_times(ctx, turn)

@@ -132,10 +132,10 @@ class Ladder:
             self._judge_layout(before.record, record)
             self._forget_unformed(before.record, record)
         self._rewind(record.first_step)
-        self._carry(before and before.record, record)
+        self._carry(before.record if before else None, record)
         self._home = home = self._home_of(before, record, world, nodes)
         self.aside.settle(self.speeds, record)
-        self._expect(before and before.record, home)
+        self._expect(before.record if before else None, home)
         self._recent, self._options, self._leaving = [], None, False
         self._drag.enter()
         self._settle_request()

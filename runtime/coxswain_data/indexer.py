@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import starmap
 
 import numpy as np
 from msgspec.structs import replace
@@ -153,22 +154,30 @@ class _Rejects:
 
     def __init__(self, source: Source, known: int) -> None:
         self._source, self._count = source, known
-        self._places: list[str] = []
+        self._first: list[tuple[BlockEntry, int]] = []
 
     def add(self, entry: BlockEntry, index: BlockIndex) -> None:
         self._count += len(index.rejected)
-        self._places += self._named(entry, index.rejected[: _NAMED_PLACES - len(self._places)].tolist())
+        self._first += [(entry, at) for at in index.rejected[: _NAMED_PLACES - len(self._first)].tolist()]
         limit = self._source.config.max_rejected
         if self._count > limit:
             raise Refused(
                 "TooManyRejected",
-                f"source {self._source.config.name!r}: {self._count} samples do not decode (bad UTF-8, bad JSON, or "
-                f"{self._source.config.text_field!r} missing or null) and {limit} are allowed; the first: "
-                f"{'; '.join(self._places)}. Repair them, or raise maxRejected of the source",
+                f"source {self._source.config.name!r}: {self._count} samples do not decode and {limit} are allowed; the first: "
+                f"{'; '.join(starmap(self._named, self._first))}. Name another textField, repair them, or raise maxRejected "
+                "of the source",
             )
 
-    def _named(self, entry: BlockEntry, rejected: Iterable[int]) -> list[str]:
-        where, format_ = self._source.where(entry.path), self._source.config.format
-        if format_ == "Parquet":
-            return [f"{where} row {at} of row group {entry.ordinal}" for at in rejected]
-        return [f"{where} at byte {entry.offset + at}" for at in rejected]
+    def _named(self, entry: BlockEntry, at: int) -> str:
+        where, row = self._source.where(entry.path), self._source.config.format == "Parquet"
+        place = f"row {at} of row group {entry.ordinal}" if row else f"at byte {entry.offset + at}"
+        return f"{where} {place}{_fault(self._source.read(entry), at)}"
+
+
+def _fault(block: Block, at: int) -> str:
+    """In parentheses. Empty where a tar sample has no text, or several."""
+    try:
+        block.text(at)
+    except ValueError as error:
+        return f" ({error})"
+    return ""

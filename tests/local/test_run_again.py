@@ -208,7 +208,7 @@ def allow(run: Run) -> None:
 def test_samples_that_do_not_decode_are_repaired_or_allowed(run, mend):
     path = run.folder / "corpus/docs/all.jsonl"
     path.write_text(path.read_text() + "\nnot json")
-    fails(run, "TooManyRejected", "Repair them, or raise maxRejected")
+    fails(run, "TooManyRejected", "Name another textField, repair them, or raise maxRejected")
     mend(run)
     completes(run)
 

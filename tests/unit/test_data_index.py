@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -198,7 +199,7 @@ def test_a_record_that_is_torn_counts_for_nothing(corpus, store, content):
 def test_samples_that_do_not_decode_are_named_also_where_they_are_recorded(tmp_path, store):
     folder = write_lines(tmp_path / "c", b'{"text": "one"}', b"no json", b'{"text": null}')
     indexed(folder, store, max_rejected=2)
-    with pytest.raises(Refused, match=r"2 samples .* 1 are allowed; the first: .*a\.jsonl at byte 16; .*at byte 24"):
+    with pytest.raises(Refused, match=r"2 samples .* 1 are allowed; the first: .*a\.jsonl at byte 16 .*at byte 24"):
         indexed(folder, store, max_rejected=1)
 
 
@@ -242,16 +243,31 @@ def test_rejected_samples_are_counted_and_not_indexed(tmp_path, store):
 def test_more_rejected_samples_than_allowed_refuse_the_source_and_name_the_first(tmp_path, store):
     folder = write_lines(tmp_path / "c", b'{"text": "one"}', b"no json", b'{"text": null}')
     with pytest.raises(
-        Refused, match=r"2 samples .* 1 are allowed.*a\.jsonl at byte 16; .*at byte 24.*maxRejected"
+        Refused, match=r"2 samples .* 1 are allowed.*a\.jsonl at byte 16 .*at byte 24.*maxRejected"
     ) as caught:
         indexed(folder, store, max_rejected=1)
     assert caught.value.reason == "TooManyRejected"
 
 
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        (b'{"body": "one"}', "Object missing required field `text`"),
+        (b'{"text": null}', "got `null` - at `$.text`"),
+        (b'{"text": "one"', "Input data was truncated"),
+        (b'{"text": "gr\xfcn"}', "in position 2: invalid start byte"),
+    ],
+)
+def test_each_rejected_sample_that_is_named_says_what_is_wrong_with_it(tmp_path, store, line, fault):
+    folder = write_lines(tmp_path / "c", b'{"text": "one"}', line, b"{}")
+    with pytest.raises(Refused, match=rf"at byte 16 \(.*{re.escape(fault)}\); .*Name another textField"):
+        indexed(folder, store)
+
+
 def test_rejected_rows_of_parquet_are_named_by_row_group(tmp_path, store):
     (tmp_path / "c").mkdir()
     pq.write_table(pa.table({"text": ["a", "b", "c", None]}), tmp_path / "c" / "a.parquet", row_group_size=2)
-    with pytest.raises(Refused, match="row 1 of row group 1"):
+    with pytest.raises(Refused, match=r"row 1 of row group 1 \(null\)"):
         indexed(tmp_path / "c", store, format_="Parquet")
 
 

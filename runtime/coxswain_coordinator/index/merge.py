@@ -154,7 +154,8 @@ def _bounded(config: SourceConfig, rejected: int) -> None:
         raise Refused(
             "TooManyRejected",
             f"source {config.name!r}: {rejected} samples do not decode (bad UTF-8, bad JSON, or {config.text_field!r} missing "
-            f"or null) and {config.max_rejected} are allowed. Repair them, or raise maxRejected of the source",
+            f"or null) and {config.max_rejected} are allowed. Name another textField, repair them, or raise maxRejected of the "
+            "source",
         )
 
 

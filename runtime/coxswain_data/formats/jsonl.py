@@ -50,8 +50,8 @@ class JsonlBlock:
     def _decoded(self, line: bytes) -> str:
         try:
             decoded_line: Any = self._decoder.decode(line)
-        except msgspec.DecodeError:
-            return _lenient(line, self._field)
+        except msgspec.DecodeError as error:
+            return _lenient(line, self._field, error)
         return str(decoded_line.text)
 
     def _stop(self, start: int) -> int:
@@ -119,10 +119,13 @@ def _decoder(field: str) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct("Line", [("text", str, msgspec.field(name=field))]))
 
 
-def _lenient(line: bytes, field: str) -> str:
-    """The text of a line with NaN or Infinity in it: Python writes them, JSON does not have them."""
+def _lenient(line: bytes, field: str, fault: msgspec.DecodeError) -> str:
+    """The text of a line with NaN or Infinity in it: Python writes them, JSON does not have them.
+
+    `fault`: of the strict decoder.
+    """
     if not any(word in line for word in (b"NaN", b"Infinity")):
-        raise ValueError("not JSON")
+        raise fault
     found = json.loads(line)
     text = found.get(field) if isinstance(found, dict) else None
     if not isinstance(text, str):

@@ -50,7 +50,7 @@ class PodView:
     node_conditions: frozenset[tuple[str, str]] = frozenset()
     disruption: str = ""  # reason of a DisruptionTarget condition that is True
     deleting: bool = False
-    created: float = 0.0  # times in seconds since the epoch; 0: has not happened, or is unknown
+    created: float = 0.0  # times in seconds since the epoch, by the control plane; 0: has not happened, or is unknown
     scheduled: float = 0.0
     finished: float = 0.0
     deletes_at: float = 0.0  # end of its grace period

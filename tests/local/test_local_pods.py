@@ -43,6 +43,13 @@ async def test_an_exit_code_is_shown_as_a_kubelet_shows_it(cluster, program, cod
     assert (status["phase"], terminated(status)["exitCode"]) == ("Failed", code)
 
 
+async def test_a_pod_is_dated_by_the_clock_of_its_cluster(tmp_path):
+    async with LocalCluster(tmp_path / "work", clock=lambda: 1e9) as cluster:
+        status = await run_to_end(cluster, pod(container("pass")))
+    times = {status["startTime"], terminated(status)["startedAt"], terminated(status)["finishedAt"]}
+    assert times == {"2001-09-09T01:46:40Z"}
+
+
 async def test_a_program_that_does_not_exist_is_a_start_error(cluster):
     status = await run_to_end(cluster, pod({"name": "main", "command": ["/no/such/program"]}))
     assert (terminated(status)["exitCode"], terminated(status)["reason"]) == (128, "StartError")

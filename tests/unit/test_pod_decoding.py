@@ -21,6 +21,7 @@ from coxswain_operator.pod_decoding import (
     pod_view,
     with_nodes,
 )
+from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import ChildView, Event, Manifest, NodeView, PodView, member_name
 
 OWNER = {"apiVersion": "coxswain.dev/v1alpha1", "kind": "TrainingJob", "name": "demo"}
@@ -112,6 +113,22 @@ def test_the_trainers_exit_decides_and_not_its_sidecars() -> None:
         trainer(phase="Failed", containerStatuses=statuses, initContainerStatuses=[ended("constructor", 137)])
     )
     assert (view.exit_code, view.message, view.finished) == (3, "saved", 120.0)
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 0.0, 90.0, 3600.0])
+def test_the_end_of_a_pod_is_dated_by_the_control_plane_whatever_the_clock_of_its_node_says(ahead: float) -> None:
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(9010.0)}
+    exited = ended("trainer", 1, finishedAt=stamp(9500.0 + ahead))
+    pod = trainer(
+        phase="Failed", startTime=stamp(9010.0 + ahead), conditions=[placed], containerStatuses=[exited],
+    )  # fmt: skip
+    pod["metadata"]["creationTimestamp"] = stamp(9000.0)
+    assert pod_view(pod).finished == 9500.0
+
+
+def test_the_end_of_a_pod_that_no_scheduler_placed_counts_from_its_creation() -> None:
+    exited = ended("trainer", 1, finishedAt=stamp(5040.0))
+    assert pod_view(trainer(phase="Failed", startTime=stamp(5000.0), containerStatuses=[exited])).finished == 100.0
 
 
 def test_an_evicted_pod_has_a_reason_and_no_exit_code() -> None:

@@ -25,7 +25,7 @@ from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.job_token import KEY_BYTES, TokenKeys
 from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.local.addresses import Addresses
-from coxswain_operator.local.objects import Key, Objects, key_of, timestamp, write_atomically
+from coxswain_operator.local.objects import Key, Objects, key_of, write_atomically
 from coxswain_operator.local.pods import Machine, Pod, check_supported
 from coxswain_operator.local.probes import Prober
 from coxswain_operator.pod_decoding import pod_view
@@ -190,7 +190,7 @@ class LocalCluster:
         def lookup(kind: str, name: str) -> Manifest | None:
             return self._objects.get(kind, namespace, name)
 
-        return Machine(self.workdir, self._addresses, self._prober, lookup, self._lock)
+        return Machine(self.workdir, self._addresses, self._prober, lookup, self._objects.stamp, self._lock)
 
     def _report(self, key: Key, status: Manifest) -> None:
         if self._closing:
@@ -232,7 +232,7 @@ class LocalCluster:
         """
         for pod in self._objects.everything("Pod"):
             if pod["status"]["phase"] not in _TERMINAL:
-                self._objects.write_status(key_of(pod), _lost(pod["status"]))
+                self._objects.write_status(key_of(pod), _lost(pod["status"], self._objects.stamp()))
 
 
 def _precise(seconds: float) -> str:
@@ -240,12 +240,10 @@ def _precise(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _lost(status: Manifest) -> Manifest:
+def _lost(status: Manifest, now: str) -> Manifest:
     why = "its process was killed when its `cox` process ended"
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "ProcessLost", "message": why}
-    ending = {
-        "terminated": {"exitCode": 137, "signal": 9, "reason": "ProcessLost", "message": "", "finishedAt": timestamp()}
-    }
+    ending = {"terminated": {"exitCode": 137, "signal": 9, "reason": "ProcessLost", "message": "", "finishedAt": now}}
     containers = [
         c if "terminated" in c["state"] else {**c, "ready": False, "state": ending}
         for c in status.get("containerStatuses", ())

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from coxswain.termination import TERMINATION_BYTES
-from coxswain_operator.local.objects import timestamp
 from coxswain_operator.local.processes import Command, Process, spawn
 
 log = logging.getLogger(__name__)
@@ -32,6 +31,7 @@ class Frame:
     command: Callable[[dict[str, Any]], Command]  # of a container's spec; may raise Refused or NotMountable
     probe: Probe  # of an httpGet
     changed: Callable[[], None]  # called when the status has changed
+    stamp: Callable[[], str]  # the time by the cluster's clock
 
 
 class Container:
@@ -65,7 +65,7 @@ class Container:
         """Runs once; returns the exit code as a kubelet shows it: 128 + n for signal n."""
         if self._ending:
             return self._ended(137, "")
-        begun = timestamp()
+        begun = self._frame.stamp()
         self._termination_log.unlink(missing_ok=True)
         try:
             self._process = spawn(self._frame.command(self._spec))
@@ -143,7 +143,8 @@ class Container:
         if code > 128:
             ending["signal"] = code - 128
         self.started.clear()
-        self._show({"terminated": {**ending, "message": message, "startedAt": begun, "finishedAt": timestamp()}})
+        ending |= {"message": message, "startedAt": begun, "finishedAt": self._frame.stamp()}
+        self._show({"terminated": ending})
         return code
 
 

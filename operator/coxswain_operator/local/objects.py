@@ -23,6 +23,7 @@ from coxswain.errors import Refused
 from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
 from coxswain_operator.pod_decoding import PodStatus
 from coxswain_operator.reconcile.status import JobStatus
+from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import Manifest
 
 Key = tuple[str, str, str]  # kind, namespace, name
@@ -99,7 +100,7 @@ class Objects:
             raise AlreadyExists(f"{key[0]} {key[1]}/{key[2]} exists already")
         stored = encode_strings(copy.deepcopy(manifest))
         metadata = stored["metadata"]
-        metadata.update(namespace=key[1], uid=str(uuid.uuid4()), creationTimestamp=self._stamp(), generation=1)
+        metadata.update(namespace=key[1], uid=str(uuid.uuid4()), creationTimestamp=self.stamp(), generation=1)
         return self._store("ADDED", stored)
 
     def replace(self, manifest: Manifest) -> Manifest:
@@ -125,7 +126,7 @@ class Objects:
     def mark_deleting(self, key: Key) -> None:
         current = self._objects[key]
         if "deletionTimestamp" not in current["metadata"]:
-            metadata = {**current["metadata"], "deletionTimestamp": self._stamp()}
+            metadata = {**current["metadata"], "deletionTimestamp": self.stamp()}
             self._store("MODIFIED", {**current, "metadata": metadata})
 
     def remove(self, key: Key) -> None:
@@ -171,8 +172,9 @@ class Objects:
         for watcher in self._watchers:
             watcher(WatchEvent(change.kind, copy.deepcopy(change.object)))
 
-    def _stamp(self) -> str:
-        return timestamp(self._clock())
+    def stamp(self) -> str:
+        """The time by the cluster's clock."""
+        return stamp(self._clock())
 
     def path(self, key: Key) -> Path:
         """The object's file."""
@@ -182,11 +184,6 @@ class Objects:
 def key_of(manifest: Manifest) -> Key:
     metadata = manifest["metadata"]
     return manifest["kind"], metadata.get("namespace", "default"), metadata["name"]
-
-
-def timestamp(seconds: float | None = None) -> str:
-    """Formats a time since 1970; default: now, by the machine's clock."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:

@@ -17,7 +17,6 @@ from coxswain.errors import Refused
 from coxswain_operator.local.addresses import Addresses
 from coxswain_operator.local.container_env import ContainerEnv, host_of
 from coxswain_operator.local.containers import Container, Frame
-from coxswain_operator.local.objects import timestamp
 from coxswain_operator.local.probes import Prober, probe_url
 from coxswain_operator.local.processes import Command
 from coxswain_operator.local.volumes import Lookup, NotMountable, mount, mount_paths, unmount
@@ -30,12 +29,13 @@ _NOT_READY = {"reason": "ContainersNotReady"}  # as a kubelet says
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Shared by all pods of a cluster. `lock`: its descriptor is inherited by every process."""
+    """Shared by all pods of a cluster. `stamp`: the time by its clock. `lock`: its descriptor is inherited by every process."""
 
     workdir: Path
     addresses: Addresses
     prober: Prober
     lookup: Lookup
+    stamp: Callable[[], str]
     lock: int
 
     def volumes(self, pod: str) -> Path:
@@ -63,7 +63,7 @@ class Pod:
         self._grace = float(spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE))
         self._sidecars = [self._container(c) for c in spec.get("initContainers", ()) if _is_sidecar(c)]
         self._containers = [self._container(c) for c in spec["containers"]]
-        self._phase, self._begun = "Pending", timestamp()
+        self._phase, self._begun = "Pending", machine.stamp()
         self._problem: Manifest = {}
         self._running, self._stopping = False, False
         self._tasks: list[asyncio.Task[None]] = []
@@ -152,7 +152,8 @@ class Pod:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _container(self, spec: dict[str, Any]) -> Container:
-        frame = Frame(self._command, lambda p: self._machine.prober.ask(p, spec, self.address), self._changed)
+        machine = self._machine
+        frame = Frame(self._command, lambda p: machine.prober.ask(p, spec, self.address), self._changed, machine.stamp)
         return Container(spec, frame, self._termination_log(spec))
 
     def _termination_log(self, spec: dict[str, Any]) -> Path:

@@ -22,7 +22,7 @@ KUBELET_REASONS = (
 START_TIMEOUT = "StartTimeout"
 RESUMED = "coordinator: saved before it was resumed, and starts again"
 ABANDONED_SECONDS = 120  # services leave when no coordinator has answered them for a minute
-MISSED_SECONDS = 120  # that a new coordinator waits for a member that left, whatever the clock of its node said then
+MISSED_SECONDS = 120  # that a new coordinator waits for a member that left: the clock of its node may have been set
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def _left(ctx: Context, pod: PodView) -> MemberFailure | None:
 
 
 def _is_missed(ctx: Context, pod: PodView, coordinator: PodView) -> bool:
-    """A younger coordinator goes on, and the gang has not been whole for long. Only the pod's end is by its node's clock."""
+    """A younger coordinator goes on, and the gang has not been whole for long."""
     condition, report = ctx.status.condition("PodsReady"), ctx.report
     if not coordinator.is_active or coordinator.created <= pod.created or report is None or ctx.leaving:
         return False

@@ -50,6 +50,12 @@ async def test_a_pod_is_dated_by_the_clock_of_its_cluster(tmp_path):
     assert times == {"2001-09-09T01:46:40Z"}
 
 
+async def test_a_work_directory_may_have_a_name_that_is_no_text(tmp_path):
+    async with LocalCluster(tmp_path / os.fsdecode(b"work-\xfc")) as cluster:
+        status = await run_to_end(cluster, pod(container("pass")))
+    assert status["phase"] == "Succeeded"
+
+
 async def test_a_program_that_does_not_exist_is_a_start_error(cluster):
     status = await run_to_end(cluster, pod({"name": "main", "command": ["/no/such/program"]}))
     assert (terminated(status)["exitCode"], terminated(status)["reason"]) == (128, "StartError")

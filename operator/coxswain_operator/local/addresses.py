@@ -29,7 +29,7 @@ class Addresses:
             raise Refused(
                 "LinuxOnly", f"the local cluster needs Linux's loopback network 127.0.0.0/8; this is {sys.platform}"
             )
-        self._next = zlib.crc32(f"{seed} {os.getpid()}".encode()) % _COUNT
+        self._next = zlib.crc32(os.fsencode(f"{seed} {os.getpid()}")) % _COUNT
         self._held: dict[str, tuple[str, socket.socket]] = {}
 
     def of(self, host: str) -> str:

@@ -62,7 +62,7 @@ class HttpService:
         async def wrapped(request: web.Request) -> web.StreamResponse:
             try:
                 self._admit(request)
-                body = msgspec.json.decode(await request.read(), type=body_type) if body_type else None
+                body = msgspec.json.decode(await _content(request), type=body_type) if body_type else None
                 return reply(await handler(request, body))
             except (Refused, Retryable, Stale, JobEnded, BadQuery, *UNDECODABLE) as error:
                 return refuse(error)
@@ -115,6 +115,14 @@ class HttpService:
 
     async def _exposition(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.exposition(), content_type="text/plain", charset="utf-8")
+
+
+async def _content(request: web.Request) -> bytes:
+    """Raises Retryable where the caller has ended: that is no error of the service, and no answer arrives."""
+    try:
+        return await request.read()
+    except ConnectionResetError as error:
+        raise Retryable(f"the caller has gone: {error}") from error
 
 
 def is_loopback(address: str | None) -> bool:

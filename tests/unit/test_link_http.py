@@ -202,6 +202,18 @@ async def test_a_malformed_body_is_refused_and_the_service_continues(service, cl
     assert await client.get("/v1/nothing", Registered) is None
 
 
+async def test_a_caller_that_ends_in_the_middle_of_its_call_is_no_error_of_the_service(service, client, caplog):
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(service.rpartition(":")[2]))
+    head = f"POST /v1/echo HTTP/1.1\r\nHost: x\r\n{TOKEN_HEADER}: Bearer secret\r\nContent-Length: 99\r\n"
+    writer.write(f"{head}Expect: 100-continue\r\n\r\n".encode())
+    async with asyncio.timeout(5):
+        assert b"100" in await reader.readline()  # the service waits for the body
+    writer.close()
+    await writer.wait_closed()
+    assert await client.get("/v1/nothing", Registered) is None
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
 @pytest.mark.parametrize(
     ("host", "listens"),
     [

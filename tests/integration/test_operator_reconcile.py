@@ -168,6 +168,33 @@ async def test_a_job_that_has_a_condition_of_another_controller_is_not_written_a
     assert "PolicyChecked" in {c["type"] for c in job(api, namespace)["status"]["conditions"]}
 
 
+async def test_what_a_backup_restored_of_the_status_goes_and_conditions_of_others_stay(api: ApiServer) -> None:
+    namespace, control = new_namespace(api), FakeCoordinator()
+    apply_all(api, namespace)
+    async with connected(api) as cluster:
+        await started(api, cluster, namespace, control)
+    status = job(api, namespace)["status"]
+    since = "2026-01-01T00:00:00Z"
+    theirs = {"type": "PolicyChecked", "status": "True", "reason": "Ok", "message": "", "lastTransitionTime": since}
+    old = {"name": "trainer-7", "number": 3, "since": since, "delaySeconds": 60}
+    restored = status | {
+        "conditions": [*status["conditions"], theirs],
+        "incarnations": [{"name": "all", "number": 1, "since": since, "delaySeconds": 4}, old],
+        "keptNode": {"node": "gpu-7", "message": "", "until": since},
+        "trainers": status["trainers"] | {"configured": 4},
+    }
+    place = f"{api.path('trainingjobs', 'demo', namespace=namespace)}/status"
+    answer = api.http.patch(place, params={"fieldManager": "velero-server"}, json={"status": restored}, headers=MERGE)
+    assert answer.is_success, answer.text
+    async with connected(api) as cluster:
+        written = await cluster.patch_status("TrainingJob", namespace, "demo", status, "")
+        decision = await Controller(cluster, control).pass_once(namespace, "demo")
+    assert decision is not None and decision.of(WriteStatus) == ()
+    assert (
+        written["status"] == job(api, namespace)["status"] == status | {"conditions": [*status["conditions"], theirs]}
+    )
+
+
 async def test_a_job_whose_coordinator_leaves_with_0_is_completed(api: ApiServer) -> None:
     namespace, control = new_namespace(api), FakeCoordinator()
     apply_all(api, namespace)

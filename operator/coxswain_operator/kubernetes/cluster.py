@@ -22,6 +22,7 @@ from coxswain_operator.kubernetes.decoding import kind_of, manifest_of
 from coxswain_operator.kubernetes.discovery import served
 from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS, Informer
+from coxswain_operator.kubernetes.ownership import leftovers
 from coxswain_operator.kubernetes.read_cache import ReadCache
 from coxswain_operator.kubernetes.resources import FIELD_MANAGER, NAMESPACES, SECRETS, with_groups
 from coxswain_operator.kubernetes.until_given import until_given
@@ -185,20 +186,31 @@ class KubernetesCluster:
     async def patch_status(
         self, kind: str, namespace: str, name: str, status: Manifest, resource_version: str
     ) -> Manifest:
-        """Applies the status server-side as our field manager: what we leave out goes, what others own stays."""
+        """Applies the status server-side as our field manager: what we leave out goes, conditions of others stay."""
         resource = self._resources[kind]
         version = {"resourceVersion": resource_version} if resource_version else {}
         head = {"apiVersion": resource.api_version, "kind": kind, "metadata": {"name": name, **version}}
-        path = resource.path(namespace, name, "status")
-        query: dict[str, Any] = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        try:
-            stored = await self._connection.send("PATCH", path, {**head, "status": status}, APPLY, **query)
-        except NotFound as error:
-            raise Conflict(f"{kind} {namespace}/{name} is gone") from error
-        manifest = self._noted(kind, namespace, stored)
+        place = kind, namespace, name
+        manifest = await self._send_status(place, {**head, "status": status}, APPLY, force="true")
+        if left := leftovers(status, manifest.get("status") or {}):
+            version = {"resourceVersion": manifest["metadata"]["resourceVersion"]}
+            manifest = await self._send_status(place, {"metadata": version, "status": left}, MERGE)
         if kind == "TrainingJob":
             self._written[namespace, name] = manifest["metadata"]["resourceVersion"]
         return manifest
+
+    async def _send_status(
+        self, place: tuple[str, str, str], patch: Manifest, content_type: str, **query: Any
+    ) -> Manifest:
+        kind, namespace, name = place
+        path = self._resources[kind].path(namespace, name, "status")
+        try:
+            stored = await self._connection.send(
+                "PATCH", path, patch, content_type, fieldManager=FIELD_MANAGER, **query
+            )
+        except NotFound as error:
+            raise Conflict(f"{kind} {namespace}/{name} is gone") from error
+        return self._noted(kind, namespace, stored)
 
     async def publish(self, involved: Manifest, event: Event) -> None:
         """Queues it: no pass waits for an event."""

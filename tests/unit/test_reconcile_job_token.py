@@ -136,6 +136,16 @@ async def test_a_start_whose_key_is_gone_before_any_pod_came_takes_the_new_key()
     assert mounted(world) == {named(world, NEW)} == set(secrets(world))
 
 
+async def test_a_job_that_a_backup_restored_has_a_token_of_its_own() -> None:
+    """Another uid and the former status, and no child yet."""
+    backup = await started(keys(OLD))
+    world = with_job()
+    world.job["metadata"]["uid"], world.job["status"] = "restored", backup.job["status"]
+    await passes(world, keys(OLD))
+    assert len(world.created) == 4 and mounted(world) == {named(world, OLD)} == set(secrets(world))
+    assert {named(world, OLD)}.isdisjoint(secrets(backup))
+
+
 async def test_the_secret_of_an_earlier_job_of_the_same_name_is_none_of_the_next() -> None:
     world = await started(keys(OLD))
     before = secrets(world)

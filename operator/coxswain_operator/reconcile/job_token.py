@@ -17,15 +17,16 @@ def settle(ctx: Context, status: JobStatus) -> JobStatus:
 
 
 def is_open(ctx: Context) -> bool:
-    """A start begins, or no pod has come of it and its key is gone."""
-    untouched = not ctx.status.seen and not ctx.observed.pods
-    return ctx.status.trainers.desired == 0 or (untouched and ctx.status.token_secret not in _known(ctx))
+    """A start begins, or no pod carries its token and this operator does not know it: its key is gone, or the job's uid is
+    another one, as after the restore of a backup.
+    """
+    return ctx.status.trainers.desired == 0 or not (ctx.observed.pods or ctx.status.token_secret in _known(ctx))
 
 
 def creates(ctx: Context, status: JobStatus) -> tuple[Create, ...]:
-    """The Secret, before the first pod of a start; then it is there, and the operator has no right to look."""
+    """The Secret, before the first pod that mounts it; then it is there, and the operator has no right to look."""
     token = _known(ctx).get(status.token_secret)
-    return (Create(secret(ctx.observed.job, token)),) if token and not ctx.status.seen else ()
+    return (Create(secret(ctx.observed.job, token)),) if token and not (ctx.status.seen and ctx.observed.pods) else ()
 
 
 def describe(ctx: Context) -> str:

@@ -6,13 +6,13 @@ The operator is healthy while its watches, its queue and the renewal of its Leas
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 
+from coxswain_link.listening import listen
 from coxswain_link.metrics import MetricsRegistry
 
 LONGEST_SILENCE = 180.0  # seconds: streams are reopened after 70
@@ -94,13 +94,5 @@ async def serve_health(
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", exposition)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    await web.SockSite(runner, _listening(host, port)).start()
+    await listen(runner, host, port)
     return runner
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """Without a host: on every address of both families, since pods of some clusters have IPv6 alone."""
-    if not host and socket.has_dualstack_ipv6():
-        return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)

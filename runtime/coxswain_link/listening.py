@@ -12,9 +12,13 @@ _TURNS = 3  # of the loop, from an accepted connection to its handler
 
 
 async def listen(runner: web.AppRunner, host: str, port: int, backlog: int = 128) -> socket.socket:
-    """Listens on an address; port 0 is the kernel's choice. `backlog`: connections that wait to be accepted."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family, backlog=backlog)
+    """Listens on an address, or without one on all of both families: pods of some clusters have IPv6 alone.
+
+    Port 0 is the kernel's choice. `backlog`: connections that wait to be accepted.
+    """
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=both)
     await web.SockSite(runner, listening, backlog=backlog).start()
     return listening
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coxswain.wire import SizeReply
@@ -109,6 +109,27 @@ async def test_a_job_shrinks_only_after_its_world_and_grows_again_under_new_name
     assert {m: uids(cluster)[m] for m in ("coordinator", "loader-0", "trainer-0", "trainer-1")} == {
         m: before[m] for m in ("coordinator", "loader-0", "trainer-0", "trainer-1")
     }
+
+
+async def test_a_trainer_that_leaves_before_its_pod_was_created_gets_none() -> None:
+    cluster, _ = await live_world()
+    created = list(cluster.created)
+    for count in 3, 2:
+        scale(cluster, count)
+        await passes(cluster, 1)
+    assert (size_of(cluster)["desired"], cluster.created) == (2, created)
+
+
+async def test_a_pod_that_the_world_has_taken_in_stays_in_the_pass_that_says_so() -> None:
+    cluster, world = await live_world()
+    scale(cluster, 3)
+    await passes(cluster, 2)
+    cluster.run_all()
+    assert world.size == 3
+    status = cluster.job["status"]
+    status["trainers"] |= {"desired": 2, "asked": 2}  # as a coordinator that moved while the operator was away
+    await passes(cluster, 1)
+    assert (size_of(cluster)["desired"], cluster.deleted) == (3, [])
 
 
 async def test_a_coordinator_that_refuses_is_asked_to_save_and_the_reason_is_said() -> None:
@@ -262,6 +283,7 @@ class Healthy(Watched):
 
 
 @given(live_scalings)
+@example([("scale", 3), ("scale", 2), ("scale", 3)])
 @settings(max_examples=60)
 def test_scaling_live_at_any_moment_with_crashes_restarts_no_pod_and_ends_with_the_last_count(
     what: list[tuple[str, int]],

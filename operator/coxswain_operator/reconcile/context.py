@@ -62,16 +62,23 @@ class Context:
     @cached_property
     def members(self) -> tuple[str, ...]:
         """Names of all that belong to the gang now, the coordinator first; of all that are known while the job is not valid."""
+        return self.members_of(self.status)
+
+    def members_of(self, status: JobStatus) -> tuple[str, ...]:
+        """Those that this status gives the gang."""
         if self.config is None:
             return tuple({**self.pods, **dict.fromkeys(sorted(self.seen))})
         loaders = (member_name("loader", i) for i in range(self.config.loaders))
-        trainers = (member_name("trainer", i) for i in range(self.size))
+        trainers = (member_name("trainer", i) for i in range(self._size_of(status)))
         return (COORDINATOR, *loaders, *trainers)
 
     @property
     def size(self) -> int:
         """Trainers that the gang has now: those of the configuration, unless that has changed since the start."""
-        return self.status.trainers.desired or (self.config.trainers if self.config else 0)
+        return self._size_of(self.status)
+
+    def _size_of(self, status: JobStatus) -> int:
+        return status.trainers.desired or (self.config.trainers if self.config else 0)
 
     @cached_property
     def pods(self) -> dict[str, PodView]:

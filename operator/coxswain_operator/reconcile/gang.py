@@ -152,8 +152,8 @@ def _message(ctx: Context) -> str:
 
 
 def _stale_pods(ctx: Context, status: JobStatus) -> Iterator[Delete]:
-    """Pods of older incarnations, and of members that the gang no longer has."""
-    numbers, members = incarnations.numbers(status), frozenset(ctx.members)
+    """Pods of older incarnations, and of members that the gang no longer has after this pass."""
+    numbers, members = incarnations.numbers(status), frozenset(ctx.members_of(status))
     for p in ctx.observed.pods:
         current = p.member in members and numbers.of(p.member).number == p.incarnation
         if not (current or p.deleting):
@@ -161,8 +161,10 @@ def _stale_pods(ctx: Context, status: JobStatus) -> Iterator[Delete]:
 
 
 def _missing_pods(ctx: Context, status: JobStatus, start: Start) -> Iterator[CreatePod]:
-    numbers, plan = incarnations.numbers(status), _plan(ctx, status, start)
-    return (CreatePod(plan, member, numbers.of(member).number) for member in room.absent(ctx, numbers))
+    """Not of trainers that leave in this pass. Those that come with it follow in the next one."""
+    numbers, plan, stay = incarnations.numbers(status), _plan(ctx, status, start), set(ctx.members_of(status))
+    absent = (member for member in room.absent(ctx, numbers) if member in stay)
+    return (CreatePod(plan, member, numbers.of(member).number) for member in absent)
 
 
 def _plan(ctx: Context, status: JobStatus, start: Start) -> PodPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from msgspec.structs import replace
@@ -104,6 +105,27 @@ def test_a_generation_that_another_coordinator_was_faster_with_fences_the_slower
     assert not one.create_generation(replace(record, generation=4))
     with pytest.raises(Stale, match="another coordinator has created generation 4"):
         one.check_current(3)
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_coordinator_that_creates_a_generation_does_not_fence_its_own_collection_meanwhile(
+    tmp_path, monkeypatch, is_made
+):
+    """A collection looks at the fence in another thread, before the record is there or before its creator knows that."""
+    store, record = store_of(make_job(tmp_path)), running(make_job(tmp_path))[0]
+    one, create, looks = PlanLog(store), store.create, []
+    assert PlanLog(store).create_generation(record) and one.take_over(3, "one")
+    with ThreadPoolExecutor() as threads:
+
+        def slowly(key, data):
+            made = is_made and create(key, data)
+            looks.append(threads.submit(one.check_current, 3))
+            wait(looks, timeout=0.2)
+            return made or create(key, data)
+
+        monkeypatch.setattr(store, "create", slowly)
+        assert one.create_generation(replace(record, generation=4))
+    assert [look.result() for look in looks] == [None]
 
 
 def test_the_cursor_of_a_due_checkpoint_is_kept_without_a_directive(tmp_path):

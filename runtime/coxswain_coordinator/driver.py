@@ -190,6 +190,8 @@ class Driver:
             return True
         if (step := self._complete_checkpoint(session)) is not None:
             return await self._create_manifest(session, step)
+        if self._planning is not None:  # it gives up soon, and two calls at a time would spoil the plan log's segment
+            return False
         return await self._worlds.form()
 
     def _request_change(self, session: Session) -> bool:

@@ -222,6 +222,29 @@ async def test_workers_that_leave_an_adopted_world_for_the_change_of_the_coordin
 
 
 @pytest.mark.looptime
+async def test_plans_of_an_adopted_world_are_not_read_while_they_are_being_made(tmp_path):
+    """The calls share what they know of a segment, and claim its parts by number."""
+    job = small(tmp_path)
+    slow = replace(job, parallelism=replace(job.parallelism, balance="FlexSP"))
+    async with training(slow) as lead:
+        lead.driver.close()
+    async with leading(slow, "two") as lead:
+        began, over = [], asyncio.Event()
+        lead.executor.held["commit"] = over
+        lead.executor.before["commit"] = lambda: began.append("made")
+        lead.index()
+        register(lead, *(replace(a, generation=1) for a in agents(2)))
+        await lead.until(lambda: began)
+        lead.executor.before["commit"] = lambda: began.append("read")
+        register(lead, *holds(lead, 1, generation=1))
+        await asyncio.sleep(5)
+        assert (began, bool(lead.state.session.lost)) == (["made"], True)
+        over.set()
+        await begun(lead, 2)
+        lead.driver.close()
+
+
+@pytest.mark.looptime
 @pytest.mark.parametrize(("holding", "failures"), [(False, 1), (True, 0)])
 async def test_an_agent_of_an_adopted_world_whose_worker_holds_nothing_any_more_has_lost_it(
     tmp_path, holding, failures

@@ -187,6 +187,21 @@ async def test_a_renewal_that_is_late_does_not_replace_what_was_written_behind_i
     await mine.release()
 
 
+@pytest.mark.looptime
+async def test_a_renewal_that_is_late_does_not_bring_a_released_claim_back(store: Store) -> None:
+    run, call = replace(OTHER, uid="u1", renewals=0), SlowRenewal()
+    put(store, run)
+    mine = Claim(store, run, renew=1.0)
+    await mine.acquire(call)
+    await call.begun.wait()
+    released = asyncio.create_task(mine.release())
+    await asyncio.sleep(1)
+    call.goes_out.set()
+    await released
+    await asyncio.sleep(1)
+    assert keys(store) == []
+
+
 def written(store: Store) -> LiveRun:
     return msgspec.json.decode(store.get(key_of("u1")), type=LiveRun)
 

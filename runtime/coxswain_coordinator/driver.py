@@ -92,8 +92,9 @@ class Driver:
                 if not await self._advance():
                     run.sweeps.idle()
                     await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  called at once
+            finished = run.finished
         except Refused as error:
-            return run.finish(termination.failed(run.fail(Fault(error.reason, error.message))))
+            finished = run.finish(termination.failed(run.fail(Fault(error.reason, error.message))))
         except BaseException:
             if self._garbage is not None:
                 self._garbage.cancel()
@@ -104,8 +105,8 @@ class Driver:
             run.ladder.close()
             run.log_steps(now=True)
         with suppress(Refused, Retryable, Stale):  # cleaning up cannot spoil a good end
-            await self._collect_garbage(run.finished)
-        return run.finished
+            await self._collect_garbage(finished)
+        return finished
 
     async def _collect_garbage(self, finished: Finished) -> None:
         """Deletes what a crash left behind: no save is under way any more."""
@@ -189,6 +190,8 @@ class Driver:
             return True
         if (step := self._complete_checkpoint(session)) is not None:
             return await self._create_manifest(session, step)
+        if self._planning is not None:  # it gives up soon, and two calls at a time would spoil the plan log's segment
+            return False
         return await self._worlds.form()
 
     def _request_change(self, session: Session) -> bool:

@@ -7,13 +7,13 @@ import pytest
 import zstandard
 from msgspec.structs import replace
 
-from coxswain.config import TokenizerConfig
+from coxswain.config import EvaluationConfig, TokenizerConfig
 from coxswain.errors import Refused
 from coxswain.planlog import generation_key
 from coxswain_coordinator.checkpoint.store import RUN_KEY, CheckpointStore
 from coxswain_coordinator.checkpoint.validation import check_index, run_record
 from coxswain_coordinator.planning.plan_log import PlanLog
-from coxswain_link.store import Store
+from coxswain_link.store import CorruptObject, Store
 from tests.unit.coordinator_fakes import make_job, store_of
 from tests.unit.test_coordinator_checkpoints import manifest, shard, store_with
 
@@ -63,6 +63,21 @@ def test_a_run_resumes_from_the_manifest_before_a_torn_one_that_was_deleted(job,
     found = CheckpointStore(job, store).open()
     assert found is not None
     assert found.step == 6
+
+
+@pytest.mark.parametrize("left", [b"{", None], ids=["torn", "damaged"])
+def test_a_save_of_a_step_whose_manifest_cannot_be_read_takes_its_place(job, store, monkeypatch, left):
+    checkpoints, get = CheckpointStore(job, store), store.get
+    checkpoints.open()
+
+    def found(key: str) -> bytes:
+        if left is None:  # S3 keeps digests of what is written
+            raise CorruptObject(key)
+        return left
+
+    monkeypatch.setattr(store, "get", found)
+    checkpoints.create(manifest(job, 6, [shard("b")]))
+    assert b"shards/b.safetensors" in get(KEY)
 
 
 def test_a_missing_shard_is_named_with_its_manifest(job, store):
@@ -140,8 +155,13 @@ def test_a_checkpoint_of_another_model_names_the_fields_that_differ(job, store):
             "source code Text 'text' as bytes, source docs Text 'text' as bytes",
             "source code Text 'text' as file ending in </s>, source docs Text 'text' as file ending in </s>",
         ),
+        (
+            lambda job: replace(job, evaluation=EvaluationConfig(every_steps=2, tokens=64)),
+            "evaluation.tokens absent",
+            "evaluation.tokens 64",
+        ),
     ],
-    ids=["seed", "batch", "sources", "order", "tokenizer"],
+    ids=["seed", "batch", "sources", "order", "tokenizer", "evaluation"],
 )
 def test_a_checkpoint_of_another_stream_names_the_fields_that_differ(job, store, change, theirs, ours):
     CheckpointStore(job, store).open()

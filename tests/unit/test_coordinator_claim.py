@@ -64,6 +64,12 @@ async def test_a_location_that_no_run_uses_is_claimed_at_once_and_free_after_the
     assert keys(store) == []
 
 
+async def test_a_run_that_ends_before_it_claims_its_location_leaves_it_as_it_is(store: Store) -> None:
+    put(store, replace(OTHER, uid="u1"))
+    await claim(store, Time()).release()
+    assert keys(store) == [key_of("u1")]
+
+
 async def test_a_location_whose_run_is_alive_is_refused_with_the_name_of_that_run(store: Store) -> None:
     put(store, OTHER)
     time = Time(lambda: put(store, replace(OTHER, renewals=8)))
@@ -146,6 +152,54 @@ async def test_a_run_says_that_it_waits_until_it_holds_the_claim(store: Store) -
     await mine.acquire(StoreExecutor())
     assert (set(said), written(store).waits) == ({True}, UNSET)
     await mine.release()
+
+
+class SlowRenewal(StoreExecutor):
+    """The first renewal's write goes out late, as one does that the store refuses at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.goes_out = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, work, *args, **kwargs):
+        if work.__name__ == "put" and msgspec.json.decode(args[1], type=LiveRun).renewals == 2:
+            self.begun.set()
+            await self.goes_out.wait()
+        return work(*args, **kwargs)
+
+
+@pytest.mark.looptime
+async def test_a_renewal_that_is_late_does_not_replace_what_was_written_behind_it(store: Store) -> None:
+    put(store, OTHER)
+    call = SlowRenewal()
+
+    async def until_the_renewal(seconds: float) -> None:
+        await call.begun.wait()
+
+    run = replace(OTHER, uid="u1", renewals=0)
+    mine = Claim(store, run, renew=1.0, sleep=until_the_renewal)
+    acquired = asyncio.create_task(mine.acquire(call))
+    await asyncio.wait([acquired], timeout=RENEW_SECONDS)
+    call.goes_out.set()
+    await acquired
+    await asyncio.sleep(0)  # a write that was held has gone out
+    assert written(store).waits is UNSET
+    await mine.release()
+
+
+@pytest.mark.looptime
+async def test_a_renewal_that_is_late_does_not_bring_a_released_claim_back(store: Store) -> None:
+    run, call = replace(OTHER, uid="u1", renewals=0), SlowRenewal()
+    put(store, run)
+    mine = Claim(store, run, renew=1.0)
+    await mine.acquire(call)
+    await call.begun.wait()
+    released = asyncio.create_task(mine.release())
+    await asyncio.sleep(1)
+    call.goes_out.set()
+    await released
+    await asyncio.sleep(1)
+    assert keys(store) == []
 
 
 def written(store: Store) -> LiveRun:

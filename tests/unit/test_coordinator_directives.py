@@ -80,6 +80,8 @@ def test_a_stop_behind_the_last_step_is_no_end_of_its_own_and_the_progress_of_a_
     before = found.start_progress
     found.hear(0, 2.0, 3)
     assert found.start_progress == before
+    found.begin(0)
+    assert found.start_progress == before + 1
 
 
 @pytest.mark.parametrize(("open_", "ends", "begun"), [(3, False, 3), (20, False, 19), (3, True, 1)])
@@ -108,6 +110,30 @@ def test_the_cursor_of_a_requested_checkpoint_is_kept_until_its_manifest_is_made
     s.mark_saved(6)
     s.forget_before(9)
     assert not s.cursors
+
+
+def test_plans_of_closed_steps_are_dropped(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.forget_before(6)
+    assert [plan.step for plan in s.plans_from(0).plans] == [6, 7]
+
+
+def test_a_world_left_for_a_change_of_the_coordinator_before_is_not_over_before_its_state_is_saved(tmp_path):
+    s = session(make_job(tmp_path))
+    s.adopt_move(3)
+    s.book.open = 3
+    assert not s.moved
+    s.mark_saved(3)
+    assert s.moved
+
+
+@pytest.mark.parametrize(("open_", "wanted"), [(1, 5), (2, 6), (3, 6)])
+def test_the_last_plan_waits_for_the_reports_of_the_step_before_the_one_that_runs(tmp_path, open_, wanted):
+    s = session(make_job(tmp_path))
+    s.begin(2)
+    s.book.open = open_
+    assert (s.wanted_plans(3, waits=True), s.wanted_plans(3)) == (wanted, 6)
 
 
 def test_plans_are_needed_for_so_many_steps_after_the_next_one_and_up_to_the_end(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from coxswain.errors import Refused
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.driver import LONGEST_ACTION
 from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.state.step_log import StepLog
 from coxswain_link.metrics import MetricsRegistry, build
 from tests.unit.coordinator_fakes import store_of
 from tests.unit.coordinator_lead import leading, small, training
@@ -113,6 +115,24 @@ async def test_a_checkpoint_s_moments_serve_the_optimizer_that_made_them_and_no_
     assert (found := CheckpointStore(job, store_of(job)).open()) and found.step == 3
     with pytest.raises(Refused, match=r"another optimizer\.kind: AdamW, this job's is Muon"):
         CheckpointStore(replace(job, optimizer=replace(job.optimizer, kind="Muon")), store_of(job)).open()
+
+
+async def test_a_manifest_holds_what_an_export_makes_a_configuration_of(tmp_path):
+    job = small(tmp_path)
+    async with training(job) as lead:
+        await lead.saved(3)
+        found = lead.state.manifest
+        assert (found.model, found.longest) == (job.model, job.batch.max_sequence_tokens)
+        assert (found.tokenizer, found.vocabulary) == (job.mix.sources[0].tokenizer, 320)
+
+
+async def test_a_coordinator_that_is_ended_logs_the_steps_whose_line_is_not_due(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    async with training(small(tmp_path)) as lead:
+        lead.state.history.log = StepLog(lambda: 0.0)
+        await lead.close(0, 1, 2)
+        logged = caplog.text
+    assert ("2: loss" in logged, "steps 1-2: loss" in caplog.text) == (False, True)
 
 
 async def test_a_checkpoint_is_not_made_while_a_rank_has_not_saved(tmp_path):

@@ -11,7 +11,7 @@ from coxswain import wire
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.planlog import manifest_key
 from tests.unit.coordinator_fakes import store_of
-from tests.unit.coordinator_lead import ORPHAN, RIVALS, leading, small, training
+from tests.unit.coordinator_lead import ORPHAN, RIVALS, Lead, leading, small, training
 from tests.unit.test_coordinator_checkpoints import manifest, store_with
 
 pytestmark = pytest.mark.looptime
@@ -100,11 +100,22 @@ async def collecting(lead) -> asyncio.Event:
     return over
 
 
-async def test_the_end_of_a_job_waits_for_the_collection_under_way(tmp_path):
+def of_a_worker(lead: Lead) -> None:
+    lead.state.fail(wire.Fault("WorkerCrashLoop", ""))
+    lead.state.notifier.notify()
+
+
+def of_the_driver(lead: Lead) -> None:
+    lead.executor.before["last_generation"] = refuse_as(Refused("TornPlanLog", ""))
+    lead.leave(-9, 1)
+    lead.arrive()
+
+
+@pytest.mark.parametrize("fault", [of_a_worker, of_the_driver])
+async def test_the_end_of_a_job_waits_for_the_collection_under_way(tmp_path, fault):
     async with training(small(tmp_path)) as lead:
         over = await collecting(lead)
-        lead.state.fail(wire.Fault("WorkerCrashLoop", ""))
-        lead.state.notifier.notify()
+        fault(lead)
         await asyncio.sleep(1)
         assert not lead.work.done()
         over.set()

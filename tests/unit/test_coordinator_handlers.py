@@ -16,6 +16,7 @@ from coxswain_coordinator.api.report import job_report
 from coxswain_link.job_ended import JobEnded
 from tests.unit.coordinator_fakes import report_of
 from tests.unit.coordinator_lead import Lead, leading, small, training
+from tests.unit.coordinator_samples import agents
 from tests.unit.crash_simulation import Call
 
 pytestmark = pytest.mark.looptime
@@ -74,6 +75,17 @@ async def test_a_world_is_answered_to_members_of_older_ones_alone(tmp_path):
     async with training(small(tmp_path)) as lead:
         assert await handlers(lead).world(call(after=0), None) == lead.state.session.world
         assert await handlers(lead).world(call(after=1), None) is None
+
+
+async def test_a_new_pod_is_given_the_next_world_and_not_the_lost_one_that_it_replaces(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        one, two = (replace(agent, instance=f"new {agent.name}") for agent in agents(2))
+        lead.state.register(two)
+        waits = asyncio.create_task(handlers(lead).world(call(wait=20, after=0, instance=two.instance), None))
+        await asyncio.sleep(1)
+        assert (bool(lead.state.session.lost), waits.done()) == (True, False)
+        lead.state.register(one)
+        assert (await waits).generation == 2
 
 
 async def test_a_rank_of_a_world_that_this_coordinator_does_not_know_yet_begins_its_step_alone(tmp_path, looptime):

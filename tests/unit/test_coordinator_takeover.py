@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from msgspec.structs import replace
@@ -106,6 +107,27 @@ def test_a_generation_that_another_coordinator_was_faster_with_fences_the_slower
         one.check_current(3)
 
 
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_coordinator_that_creates_a_generation_does_not_fence_its_own_collection_meanwhile(
+    tmp_path, monkeypatch, is_made
+):
+    """A collection looks at the fence in another thread, before the record is there or before its creator knows that."""
+    store, record = store_of(make_job(tmp_path)), running(make_job(tmp_path))[0]
+    one, create, looks = PlanLog(store), store.create, []
+    assert PlanLog(store).create_generation(record) and one.take_over(3, "one")
+    with ThreadPoolExecutor() as threads:
+
+        def slowly(key, data):
+            made = is_made and create(key, data)
+            looks.append(threads.submit(one.check_current, 3))
+            wait(looks, timeout=0.2)
+            return made or create(key, data)
+
+        monkeypatch.setattr(store, "create", slowly)
+        assert one.create_generation(replace(record, generation=4))
+    assert [look.result() for look in looks] == [None]
+
+
 def test_the_cursor_of_a_due_checkpoint_is_kept_without_a_directive(tmp_path):
     found: Session = session(make_job(tmp_path))
     found.add(committed(*range(8)))
@@ -197,6 +219,29 @@ async def test_workers_that_leave_an_adopted_world_for_the_change_of_the_coordin
         await begun(lead, 2)
         assert lead.state.failures == 0
         assert [(e.reason, e.warning) for e in lead.state.events.latest()][-1] == ("Resumed", False)
+
+
+@pytest.mark.looptime
+async def test_plans_of_an_adopted_world_are_not_read_while_they_are_being_made(tmp_path):
+    """The calls share what they know of a segment, and claim its parts by number."""
+    job = small(tmp_path)
+    slow = replace(job, parallelism=replace(job.parallelism, balance="FlexSP"))
+    async with training(slow) as lead:
+        lead.driver.close()
+    async with leading(slow, "two") as lead:
+        began, over = [], asyncio.Event()
+        lead.executor.held["commit"] = over
+        lead.executor.before["commit"] = lambda: began.append("made")
+        lead.index()
+        register(lead, *(replace(a, generation=1) for a in agents(2)))
+        await lead.until(lambda: began)
+        lead.executor.before["commit"] = lambda: began.append("read")
+        register(lead, *holds(lead, 1, generation=1))
+        await asyncio.sleep(5)
+        assert (began, bool(lead.state.session.lost)) == (["made"], True)
+        over.set()
+        await begun(lead, 2)
+        lead.driver.close()
 
 
 @pytest.mark.looptime

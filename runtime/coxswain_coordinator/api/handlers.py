@@ -112,7 +112,8 @@ class Handlers:
 
         def changed() -> World | Literal[True] | None:
             session = self._state.session
-            if session and session.record.generation > after:
+            over = session is not None and session.lost and instance is not None  # a rank has been seated in it already
+            if session and session.record.generation > after and not over:
                 return session.world
             unknown = instance is not None and not self._state.registry.knows(instance)
             # True ends the poll early: the caller must register again.

@@ -50,13 +50,12 @@ class Claim:
         store: Store,
         run: LiveRun,
         renew: float = RENEW_SECONDS,
-        lease: float = LEASE_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`sleep` passes the time between two looks at another run's object."""
-        self._store, self._run, self._renew, self._lease, self._sleep = store, run, renew, lease, sleep
+        self._store, self._run, self._renew, self._sleep = store, run, renew, sleep
         self._renewing: asyncio.Task[None] | None = None
-        self._released = asyncio.Event()
+        self._released, self._writing = asyncio.Event(), asyncio.Lock()
 
     async def acquire(self, call: StoreExecutor, on_wait: Callable[[str], None] = lambda words: None) -> bool:
         """Returns once no other run uses the location: whether it had to wait for that.
@@ -71,7 +70,7 @@ class Claim:
         others = [other for other in await call(self._others) if not (held and other.waits)]
         for other in others:
             on_wait(
-                f"the claim of {other.job} ({other.place}) on checkpoint.uri to be renewed or to end in {self._lease:g} s"
+                f"the claim of {other.job} ({other.place}) on checkpoint.uri to be renewed or to end in {LEASE_SECONDS:g} s"
             )
             await self._outlive(other)
         on_wait("")
@@ -88,11 +87,10 @@ class Claim:
             async with asyncio.timeout(_LEAVE_SECONDS):
                 await self._renewing  # never cancelled: a write that is under way must not come behind the deletion
                 await self._call(self._store.delete, key_of(self._run.uid))
-        self._renewing.cancel()
 
     async def _outlive(self, other: LiveRun) -> None:
         """Waits until the other run's lease is over. Raises Refused if it renews its object."""
-        for _ in range(max(1, round(self._lease / _LOOK_SECONDS))):
+        for _ in range(round(LEASE_SECONDS / _LOOK_SECONDS)):
             await self._sleep(_LOOK_SECONDS)
             now = await self._call(self._read, key_of(other.uid))
             if now is None:
@@ -103,7 +101,7 @@ class Claim:
         await self._call(self._store.delete, key_of(other.uid))
 
     async def _keep(self) -> None:
-        while not self._released.is_set():
+        while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._renew):
                     await self._released.wait()
@@ -112,8 +110,9 @@ class Claim:
                 await self._write(self._run.waits)
 
     async def _write(self, waits: bool | UnsetType) -> None:
-        self._run = msgspec.structs.replace(self._run, renewals=self._run.renewals + 1, waits=waits)
-        await self._call(self._store.put, key_of(self._run.uid), msgspec.json.encode(self._run))
+        async with self._writing:  # a store that is away lets an earlier write end behind a later one
+            self._run = msgspec.structs.replace(self._run, renewals=self._run.renewals + 1, waits=waits)
+            await self._call(self._store.put, key_of(self._run.uid), msgspec.json.encode(self._run))
 
     def _others(self) -> list[LiveRun]:
         found = (self._read(o.path) for o in self._store.list(FOLDER) if o.path != key_of(self._run.uid))

@@ -71,7 +71,7 @@ class Manifests:
         key = manifest_key(step)
         try:
             manifest = read_manifest(key, self._store.get(key))
-        except (NotFound, CorruptObject):
+        except CorruptObject:
             return None
         except Refused as error:
             if error.reason != "TornCheckpoint":

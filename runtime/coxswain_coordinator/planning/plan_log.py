@@ -6,6 +6,7 @@ A lost create reads the winner.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Lock
 from typing import TypeVar
 
 import msgspec
@@ -44,6 +45,7 @@ class PlanLog:
         self._store, self.largest = store, _LARGEST
         self._takeovers = 0  # of the current generation; the last one is ours
         self._created = 0  # the newest generation that is ours; no world may have it
+        self._fence = Lock()  # over both and what the store has of them: collections and planners look in other threads
 
     def last_generation(self) -> int:
         """Number of the newest generation; 0: none yet."""
@@ -59,9 +61,11 @@ class PlanLog:
 
     def create_generation(self, record: Generation) -> bool:
         """False when another coordinator took this number."""
-        self._takeovers, number = 0, record.generation
-        created = self._store.create(generation_key(number), _pack(record))
-        self._created = number if created else self._created
+        number = record.generation
+        with self._fence:
+            created = self._store.create(generation_key(number), _pack(record))
+            if created:
+                self._created, self._takeovers = number, 0
         return created
 
     def take_over(self, generation: int, author: str) -> bool:
@@ -74,11 +78,12 @@ class PlanLog:
 
     def check_current(self, generation: int) -> None:
         """The fence: raises Stale if another coordinator has created a newer generation, or taken this one or ours over."""
-        generation = max(generation, self._created)
-        if self._store.exists(generation_key(generation + 1)):
-            raise Stale(f"another coordinator has created generation {generation + 1}; {_TWICE}")
-        if self._store.exists(takeover_key(generation, self._takeovers + 1)):
-            raise Stale(f"another coordinator has taken over generation {generation}; {_TWICE}")
+        with self._fence:
+            generation = max(generation, self._created)
+            if self._store.exists(generation_key(generation + 1)):
+                raise Stale(f"another coordinator has created generation {generation + 1}; {_TWICE}")
+            if self._store.exists(takeover_key(generation, self._takeovers + 1)):
+                raise Stale(f"another coordinator has taken over generation {generation}; {_TWICE}")
 
     def membership(self, segment: int) -> MembershipSegment | None:
         return self._read(membership_key(segment), MembershipSegment)

@@ -61,6 +61,7 @@ class Coordinator:
             assert query["loader"] == "loader-0"
             return Shares(self.shares) if self.shares else None
         if path == "/v1/blocks":
+            assert self.blocks or query["wait"] == 0  # the loader has what is asked for: each share would wait
             return SourceBlocks(query["source"], self.blocks, len(self.blocks)) if self.blocks else None
         self.ready.append(self.loader.ready)
         newer = self.generation > query["after"]
@@ -197,6 +198,8 @@ def test_the_digest_of_a_sequence_comes_with_its_first_token_and_covers_all_of_i
     (first,), (rest,) = served(serving, request(1, piece)), served(serving, request(1, piece, start=3))
     assert (first.tokens.tolist(), rest.tokens.tolist()) == (whole[7:-5], whole[10:-5])
     assert (first.digest, rest.digest) == (tokens_digest(first.tokens), None)
+    count = len(first.tokens) + len(rest.tokens)
+    assert f'coxswain_loader_tokens_served_total{{source="docs"}} {count}.0'.encode() in serving._metrics.exposition()
 
 
 def test_a_plan_that_counts_other_tokens_than_the_index_is_refused(serving: Loader, corpus: Corpus) -> None:

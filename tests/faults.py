@@ -50,6 +50,11 @@ class Corrupt:
     at: float = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class Shorten:
+    """The answer's body lacks its second half, and no header of the transport says so."""
+
+
 Plan: TypeAlias = Callable[[C], F | None]
 
 

@@ -25,10 +25,10 @@ from yarl import URL
 
 from coxswain_link.listening import close, listen
 from tests import faults
-from tests.faults import Corrupt, Cut, Delay, Lose, Refuse, cut_off, drawn_from, dropped, flipped, passed_on
+from tests.faults import Corrupt, Cut, Delay, Lose, Refuse, Shorten, cut_off, drawn_from, dropped, flipped, passed_on
 from tests.s3server import S3Server
 
-Fault: TypeAlias = Refuse | Lose | Cut | Delay | Corrupt
+Fault: TypeAlias = Refuse | Lose | Cut | Delay | Corrupt | Shorten
 
 _CODES = {403: "AccessDenied", 404: "NoSuchBucket", 429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 
@@ -147,6 +147,8 @@ class S3Proxy:
                 return await cut_off(request, answer.status, theirs, got)
             case Corrupt():
                 got = flipped(got, fault)
+            case Shorten():
+                got = got[: len(got) // 2]
         if request.method == "HEAD":
             return web.Response(status=answer.status, headers=dict(answer.headers))
         return web.Response(status=answer.status, body=got, headers=theirs)

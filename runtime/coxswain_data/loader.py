@@ -31,7 +31,7 @@ from coxswain_link.flight import Request, SlicePart, SliceRequest, SliceServer
 from coxswain_link.http_client import Client, JobEnded
 from coxswain_link.metrics import MetricsRegistry, build
 from coxswain_link.status import serve_status
-from coxswain_link.store import StoreUnavailable, open_store
+from coxswain_link.store import Denied, StoreUnavailable, open_store
 
 log = logging.getLogger(__name__)
 
@@ -50,15 +50,17 @@ class Loader:
         self._open_sources = OpenSources(job.mix, env.secrets_dir, self._blocks, index=self._store)
         self._samples = Samples(self._open_sources, self._store, self._count_sample)
         self._indexed: dict[LoaderShare, Indexed] = {}
-        self._given_up: StoreUnavailable | None = None  # the error of a store that stayed unavailable
+        self._given_up: StoreUnavailable | Denied | None = (
+            None  # the error of a store that stayed so while it was repeated
+        )
         self.generation = 0
         self.ready = False
 
     def follow(self, me: Register) -> NoReturn:
         """Registers, indexes its shares and follows the world until the job ends (raises JobEnded).
 
-        Raises Refused for a bad source, and StoreUnavailable when a store stays unavailable: the
-        operator counts restarts and ends the job.
+        Raises Refused for a bad source or keys that stay refused, and StoreUnavailable when a store
+        stays unavailable: the operator counts restarts and ends the job.
         """
         while self._given_up is None:
             error = self._open_sources.last_error or self._store.last_error
@@ -79,7 +81,7 @@ class Loader:
         try:
             for item, wanted in enumerate(request.slices):
                 yield self._part(item, wanted)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, Denied) as error:  # its caller may have given up before
             self._given_up = error
             raise
         self._metrics["coxswain_loader_request_seconds"].observe(time.monotonic() - began)

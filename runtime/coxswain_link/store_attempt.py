@@ -37,14 +37,21 @@ class StoreAttempt:
         if self._files is not None:
             return self._files.read(key)
         found = obstore.get(self._backend, key)
-        data, digest, etag = bytes(found.bytes()), found.attributes.get(_DIGEST), found.meta["e_tag"]
+        data, digest, etag = self._body(key, found), found.attributes.get(_DIGEST), found.meta["e_tag"]
         if self._proved(data, digest, str(etag).strip('"')):
             return data
-        again = bytes(obstore.get(self._backend, key).bytes())
+        again = self._body(key, obstore.get(self._backend, key))
         if again != data:
             raise CorruptRead(f"{where(self._uri, key)}: its content did not arrive as it was sent")
         if digest is not None:
             raise CorruptObject(where(self._uri, key))
+        return data
+
+    def _body(self, key: str, found: Any) -> bytes:
+        """All bytes that the answer says it has: obstore does not count them."""
+        data, (start, stop) = bytes(found.bytes()), found.range
+        if len(data) != stop - start:
+            raise CorruptRead(f"{where(self._uri, key)}: {len(data)} of {stop - start} bytes arrived")
         return data
 
     def _proved(self, data: bytes, digest: object, etag: str) -> bool:
@@ -66,7 +73,7 @@ class StoreAttempt:
         if self._files is not None:
             return self._files.read(key, start, stop, match)
         options: Any = {"range": (start, stop)} | ({"if_match": match} if match else {})
-        return self._agreed(key, lambda: bytes(obstore.get(self._backend, key, options=options).bytes()))
+        return self._agreed(key, lambda: self._body(key, obstore.get(self._backend, key, options=options)))
 
     def send(self, key: str, data: bytes, mode: Any) -> None:
         attributes = {_DIGEST: hashlib.sha256(data).hexdigest()} if self._remote else None

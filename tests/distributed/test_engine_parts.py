@@ -264,6 +264,39 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, name: str)
     assert refused.value.reason == "ForeignWeights"
 
 
+def test_weights_that_are_replaced_while_they_are_read_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of both would be trained on."""
+    safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(foreign_files, "PIECE_BYTES", 100)
+    plain, sizes = Store.get_range, list[int]()
+
+    def replaced(self: Store, key: str, start: int, stop: int, etag: str = "") -> bytes:
+        if len(sizes) == 4:
+            safetensors.torch.save_file({"w": torch.zeros(SHAPE)}, tmp_path / "model.safetensors")
+        sizes.append(stop - start)
+        return plain(self, key, start, stop, etag)
+
+    monkeypatch.setattr(Store, "get_range", replaced)
+    with pytest.raises(Refused, match=r"model\.safetensors was replaced since it was listed"):
+        load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): torch.zeros(SHAPE)}, {"w": SHAPE})
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "null", '{"model_type": ["llama"]}', '{"hidden_size": "8", "num_attention_heads": 2}',
+     '{"rope_parameters": "default"}', '{"rope_theta": "x"}', "[" * 100_000],
+    ids=str.__len__,
+)  # fmt: skip
+def test_a_config_that_is_none_of_a_model_is_refused_by_its_name(tmp_path: Path, content: str) -> None:
+    safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(Refused, match=r"has a config\.json that is none of a model \(") as refused:
+        load_pretrained(f"file://{tmp_path}", {}, {"w": SHAPE}, model=PRESETS["llama-3.1-70b"])
+    assert refused.value.reason == "ForeignWeights"
+
+
 def test_exported_weights_start_another_job_where_this_one_stood(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/run"
     (weights,) = run_threads(1, training.save_with_manifest, STREAM, uri)

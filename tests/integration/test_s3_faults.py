@@ -23,7 +23,7 @@ from coxswain_link.store import (
     StoreUnavailable,
     open_store,
 )
-from tests.faults import Corrupt, Cut, Delay, Lose, Refuse, drawn_from, every
+from tests.faults import Corrupt, Cut, Delay, Lose, Refuse, Shorten, drawn_from, every
 from tests.local.jobs import wait_until
 from tests.s3proxy import Call, Fault, S3Proxy, any_call, drawn, lost, nothing, reads, writes
 from tests.s3server import S3Server
@@ -140,6 +140,18 @@ def test_what_was_corrupted_on_its_way_is_never_used(s3: S3Server, proxy: S3Prox
         assert store.get("ours") == store.get("theirs") == CONTENT
         assert [o.path for o in store.list()] == ["ours", "theirs"]
     assert proxy.befallen["Corrupt"] > 5
+
+
+@pytest.mark.parametrize("read", [lambda s: s.get_range("theirs", 100, 5000), lambda s: s.get("theirs")[100:5000]])
+def test_an_answer_that_is_shorter_than_it_says_is_read_again_though_the_second_one_is_as_short(
+    s3: S3Server, proxy: S3Proxy, opened: Opened, read: Callable[[Store], bytes]
+) -> None:
+    """Else a source whose object has not changed would end its job."""
+    store, short = opened("short"), [Shorten(), Shorten()]
+    s3.client().put_object(Bucket=BUCKET, Key="short/theirs", Body=CONTENT)
+    proxy.plan = lambda call: short.pop() if short and reads(call) else None
+    assert read(store) == CONTENT[100:5000]
+    assert not short
 
 
 def test_a_range_of_an_object_that_was_replaced_is_refused_at_once(proxy: S3Proxy, opened: Opened) -> None:

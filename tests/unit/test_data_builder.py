@@ -17,13 +17,13 @@ from coxswain.layout import Device, uniform_layout
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
 from coxswain.wire import Ack, DeliveredDigests, Evaluation, Finished, StepPlan, StepPlans, World
-from coxswain_data.builder import Builder
+from coxswain_data.builder import Builder, Part, columns_by_replica
 from coxswain_data.fetched import Fetched
 from coxswain_data.step_cache import StepCache
 from coxswain_link.flight import SliceRequest
 from coxswain_link.http_client import JobEnded
 from coxswain_link.metrics import build
-from coxswain_link.step_buffer import unpack
+from coxswain_link.step_buffer import Columns, unpack
 
 SEQUENCES = (Sequence("code", 0, 4, 0, 6, 6), Sequence("docs", 0, 7, 5, 9, 20))
 LAYOUT = uniform_layout([Device(0, 0), Device(1, 0)], layers=1)  # a replica of each trainer
@@ -138,6 +138,14 @@ def test_a_trainer_gets_its_own_replicas_and_reports_the_sequences_whose_first_t
     assert scene.coordinator.await_served(1) == [DeliveredDigests(3, 0, ((0, "digest 4"), (1, "digest 7")))]
     with pytest.raises(Refused, match=r"its ranks are \[0\]"):
         scene.cache.provide(3, 0, 1, 20)
+
+
+def test_a_replicas_columns_are_those_of_all_its_stages_in_this_trainer() -> None:
+    none, tokens, labels, both = (
+        Columns(*each) for each in ((False, False), (True, False), (False, True), (True, True))
+    )
+    parts = [Part(0, tokens), Part(0, labels), Part(0, none), Part(1, none), Part(1, labels), Part(2, none)]
+    assert columns_by_replica(parts) == columns_by_replica(parts[::-1]) == {0: both, 1: labels, 2: none}
 
 
 def test_held_out_sequences_are_fetched_and_not_reported(scene: Scene) -> None:

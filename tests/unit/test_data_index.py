@@ -203,6 +203,18 @@ def test_samples_that_do_not_decode_are_named_also_where_they_are_recorded(tmp_p
         indexed(folder, store, max_rejected=1)
 
 
+def test_rejects_that_another_share_has_recorded_do_not_count_in_this_one(tmp_path, store, requests):
+    """Beyond the limit a loader reads every index, for the places that it has to name."""
+    (tmp_path / "c").mkdir()
+    for name in "abcd":
+        (tmp_path / "c" / f"{name}.jsonl").write_bytes(b'{"text": "one"}\n' + b"no json\n" * (name < "c"))
+    whole = indexed(tmp_path / "c", store, max_rejected=2).blocks
+    requests.clear()
+    again = [b for share in range(2) for b in indexed(tmp_path / "c", store, share, 2, max_rejected=1).blocks]
+    assert sorted(again) == sorted(whole)
+    assert not [key for kind, key in requests if kind == "get" and key.endswith(".npz")]
+
+
 def test_rejects_that_are_recorded_count_beside_those_of_a_block_that_is_indexed_again(corpus, store):
     (corpus / "0.jsonl").write_bytes(b"no json\n" + (corpus / "0.jsonl").read_bytes())
     (corpus / "2.jsonl").write_bytes(b"no json\n" + (corpus / "2.jsonl").read_bytes())
@@ -229,8 +241,11 @@ def test_a_large_share_is_recorded_in_several_objects(store):
 
 
 def test_more_loaders_than_blocks_leave_some_without_work(tmp_path, store):
+    """They say so: a coordinator waits for every share."""
     folder = write_lines(tmp_path / "c", b'{"text": "one"}')
-    assert [sum(b.samples for b in indexed(folder, store, i, 3).blocks) for i in range(3)] == [1, 0, 0]
+    found = [indexed(folder, store, i, 3) for i in range(3)]
+    assert [sum(b.samples for b in each.blocks) for each in found] == [1, 0, 0]
+    assert [indexer.messages(each) for each in found] == [[each] for each in found]
 
 
 def test_rejected_samples_are_counted_and_not_indexed(tmp_path, store):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.digests import tokens_digest
-from coxswain.errors import Refused, Stale
+from coxswain.errors import CoxswainError, Refused, Stale
 from coxswain.exits import Exit
 from coxswain.layout import Layout
 from coxswain.membership.values import Sequence
@@ -22,7 +23,7 @@ from coxswain_link.environment import Environment
 from coxswain_link.flight import Request, SlicePart, SliceRequest
 from coxswain_link.http_client import JobEnded
 from coxswain_link.metrics import build
-from coxswain_link.store import StoreUnavailable
+from coxswain_link.store import Denied, StoreUnavailable
 from tests.local.data_plane import Corpus, job_of, write_corpus
 
 ME = Register("loader", "loader-0", "pod", "one", "127.0.0.1", 1)
@@ -60,6 +61,7 @@ class Coordinator:
             assert query["loader"] == "loader-0"
             return Shares(self.shares) if self.shares else None
         if path == "/v1/blocks":
+            assert self.blocks or query["wait"] == 0  # the loader has what is asked for: each share would wait
             return SourceBlocks(query["source"], self.blocks, len(self.blocks)) if self.blocks else None
         self.ready.append(self.loader.ready)
         newer = self.generation > query["after"]
@@ -196,6 +198,8 @@ def test_the_digest_of_a_sequence_comes_with_its_first_token_and_covers_all_of_i
     (first,), (rest,) = served(serving, request(1, piece)), served(serving, request(1, piece, start=3))
     assert (first.tokens.tolist(), rest.tokens.tolist()) == (whole[7:-5], whole[10:-5])
     assert (first.digest, rest.digest) == (tokens_digest(first.tokens), None)
+    count = len(first.tokens) + len(rest.tokens)
+    assert f'coxswain_loader_tokens_served_total{{source="docs"}} {count}.0'.encode() in serving._metrics.exposition()
 
 
 def test_a_plan_that_counts_other_tokens_than_the_index_is_refused(serving: Loader, corpus: Corpus) -> None:
@@ -205,17 +209,25 @@ def test_a_plan_that_counts_other_tokens_than_the_index_is_refused(serving: Load
     assert caught.value.reason == "PlanBroken"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreUnavailable("s3://corpus/docs/5.jsonl: there is no such bucket"),
+        Denied("s3://corpus/docs/5.jsonl: credentials of Secret 's3' refused"),
+    ],
+    ids=["away", "denied"],
+)
 def test_a_store_that_stays_away_while_a_request_is_answered_ends_the_loader(
-    serving: Loader, coordinator: Coordinator, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    serving: Loader, coordinator: Coordinator, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, error: CoxswainError
 ) -> None:
-    """Its restart is counted, so that the job ends by what is missing."""
+    """The job ends by what is missing. A constructor may have given the request up: refused keys are waited for longer."""
 
     def away(source: str, index: int) -> Any:
-        raise StoreUnavailable("s3://corpus/docs/5.jsonl: there is no such bucket")
+        raise error
 
     monkeypatch.setattr(serving._samples, "tokens", away)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(type(error)):
         served(serving, request(1, document(corpus, 0)))
     coordinator.rounds = [nothing]
-    with pytest.raises(StoreUnavailable, match="there is no such bucket"):
+    with pytest.raises(type(error), match=re.escape(str(error))):
         serving.follow(ME)

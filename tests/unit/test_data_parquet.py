@@ -77,6 +77,26 @@ def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path, harm):
     assert caught.value.reason == "ObjectUnreadable"
 
 
+def test_a_name_of_a_column_that_is_not_utf8_is_refused_by_the_file(tmp_path):
+    pq.write_table(pa.table({"thewords": ["one"]}), tmp_path / "a.parquet", store_schema=False)
+    before, name, behind = (tmp_path / "a.parquet").read_bytes().partition(b"thewords")
+    (tmp_path / "a.parquet").write_bytes(before + name[:-1] + b"\xff" + behind)
+    with pytest.raises(Refused, match=r"a\.parquet is not readable as Parquet \(.*utf-8.*upload it again") as caught:
+        source(tmp_path, "Parquet", text_field="thewords").blocks()
+    assert caught.value.reason == "ObjectUnreadable"
+
+
+def test_a_footer_whose_parts_contradict_each_other_is_refused_and_does_not_end_the_process(tmp_path):
+    """The column is said to have no nulls; its statistics count them. pyarrow cannot say so of a column's metadata."""
+    parquet(tmp_path / "a.parquet", pa.array(["one", None]))
+    data = (tmp_path / "a.parquet").read_bytes()
+    optional, required = b"\x25\x02\x18\x04text", b"\x25\x00\x18\x04text"  # repetition, then the name
+    assert data.count(optional) == 1
+    (tmp_path / "a.parquet").write_bytes(data.replace(optional, required))
+    with pytest.raises(Refused, match=r"a\.parquet is not readable as Parquet \(.*histogram size mismatch"):
+        samples(source(tmp_path, "Parquet"))
+
+
 def test_damaged_pages_are_refused_by_name(tmp_path):
     parquet(tmp_path / "a.parquet", pa.array([f"{i}" * 50 for i in range(500)]), rows=500)
     data = bytearray((tmp_path / "a.parquet").read_bytes())

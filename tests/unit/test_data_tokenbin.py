@@ -158,7 +158,7 @@ def broken(folder: Path, harm: str) -> None:
             "version 2": index_bytes(sizes, range(6), version=2), "floats": head[:17] + b"\x06" + head[18:],
             "gaps": index_bytes(sizes, range(6))[:54] + b"\1" + index_bytes(sizes, range(6))[55:],
             "other bounds": index_bytes(sizes, [0, 3]), "falling bounds": index_bytes(sizes, [0, 4, 2, 5]),
-            "longer": index_bytes([*sizes, 5], range(7)),
+            "longer": index_bytes([*sizes, 5], range(7)), "more than any memory": head[:18] + b"\xff" * 16 + head[34:],
         }[harm]
     )  # fmt: skip
 
@@ -166,7 +166,7 @@ def broken(folder: Path, harm: str) -> None:
 @pytest.mark.parametrize(
     "harm",
     ["another file", "empty", "truncated", "head only", "version 2", "floats", "gaps", "other bounds", "falling bounds",
-     "longer"],
+     "longer", "more than any memory"],
 )  # fmt: skip
 def test_a_broken_index_file_is_refused_by_name(tmp_path, harm):
     mine = write(tmp_path / "c", DOCUMENTS)

@@ -54,14 +54,14 @@ class ParquetObject:
         with self._named():
             source = pa.PythonFile(RangeFile(reader.range, reader.size), mode="r")
             self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
-        self._check_column()
+            self._check_column()
 
     def extents(self) -> list[Extent]:
         return [Extent(i, 0, self._reader.size) for i in range(self._file.metadata.num_row_groups)]
 
     def read(self, extent: Extent) -> ParquetBlock:
         most, too_large = self._reader.sizes.unpacked, self._too_large(extent.ordinal)
-        if self._least_bytes(extent.ordinal) > most:
+        if self._is_beyond(most, extent.ordinal):
             raise too_large
         data = self._reader.spool.hold(at_most(most, self._stream(extent.ordinal), too_large))
         return ParquetBlock(data, self._reader.sizes.document, lambda row: self._too_long(row, extent.ordinal))
@@ -75,8 +75,8 @@ class ParquetObject:
             yield pa.concat_batches(batches).select([self._field]).cast(plain).serialize()
 
     def _batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        count = self._file.metadata.row_group(group).num_rows
-        rows = max(1, min(_ROWS, _BATCH * count // max(self._least_bytes(group), 1)))
+        metadata = self._file.metadata.row_group(group)
+        rows = max(1, min(_ROWS, _BATCH * metadata.num_rows // max(metadata.total_byte_size, 1)))
         with self._named():
             yield from self._file.iter_batches(rows, [group], [self._field], use_threads=False)
 
@@ -94,11 +94,18 @@ class ParquetObject:
             f"{self._reader.sizes.document >> 20} MiB; split the document",
         )
 
-    def _least_bytes(self, group: int) -> int:
-        """Of the text column, as the file says: without compression, but each value of a dictionary once."""
+    def _is_beyond(self, most: int, group: int) -> bool:
+        """Whether the text column has more bytes, as the file says: without compression, but each value of a dictionary once.
+
+        Columns are asked of large groups only: where a footer contradicts itself, pyarrow ends the process.
+        """
         metadata = self._file.metadata.row_group(group)
-        columns = (metadata.column(i) for i in range(metadata.num_columns))
-        return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self._field)
+        if metadata.total_byte_size <= most:
+            return False
+        with self._named():
+            columns = (metadata.column(i) for i in range(metadata.num_columns))
+            size: int = sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self._field)
+        return size > most
 
     @property
     def _value_type(self) -> pa.DataType:
@@ -126,10 +133,10 @@ class ParquetObject:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """pyarrow does not say which file is corrupt."""
+        """pyarrow does not say which file is corrupt. Names of columns are decoded as they are asked for."""
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise Refused(
                 "ObjectUnreadable",
                 f"{self._where} is not readable as Parquet ({str(error).splitlines()[0][:200]}); "

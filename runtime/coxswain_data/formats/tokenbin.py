@@ -96,7 +96,7 @@ class TokenBinObject:
             starts = np.frombuffer(data, "<i8", sequences, _HEAD.size + sizes.nbytes)
             bounds = np.frombuffer(data, "<i8", documents, _HEAD.size + sizes.nbytes + starts.nbytes)
             return Table(dtype, self._checked(sizes, starts, bounds, dtype.itemsize))
-        except (struct.error, ValueError) as error:
+        except (struct.error, ValueError, OverflowError) as error:
             raise self._unreadable(str(error)) from error
 
     def _checked(

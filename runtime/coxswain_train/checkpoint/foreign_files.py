@@ -19,14 +19,16 @@ from coxswain_link.store import BucketNotFound, NotFound, Store, open_store
 
 INDEX = "model.safetensors.index.json"
 PIECE_BYTES = 16 << 20  # of a tensor, in memory at one time
+NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of what is made of others' JSON
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor is stored: bytes from `start` of the object `key`."""
+    """Where a tensor is stored: bytes from `start` of the object `key` with that etag."""
 
     key: str
+    etag: str
     start: int
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -73,9 +75,8 @@ def rows_of(store: Store, entry: Stored, first: int, last: int) -> Iterator[tupl
     step = max(1, PIECE_BYTES // max(1, entry.row_bytes))
     for row in range(first, last, step):
         stop = min(row + step, last)
-        data = bytearray(
-            store.get_range(entry.key, entry.start + row * entry.row_bytes, entry.start + stop * entry.row_bytes)
-        )
+        begin, end = (entry.start + at * entry.row_bytes for at in (row, stop))
+        data = bytearray(store.get_range(entry.key, begin, end, entry.etag))
         yield row, torch.frombuffer(data, dtype=entry.dtype).view(stop - row, *entry.shape[1:])
 
 
@@ -90,7 +91,7 @@ def _indexed(store: Store, uri: str) -> list[str]:
         return sorted(set(names))
     except NotFound:
         return []
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except NOT_AS_AGREED as error:
         raise foreign(uri, f"has a damaged {INDEX} ({error})") from error
 
 
@@ -98,28 +99,29 @@ def _header(store: Store, uri: str, key: str) -> Iterator[tuple[str, Stored]]:
     """The table at the beginning of a safetensors file: its length in 8 bytes, then JSON."""
     where = f"{store.uri.rstrip('/')}/{key}"
     try:
-        size = store.head(key).size
-        length = int.from_bytes(store.get_range(key, 0, min(8, size)), "little")
+        listed = store.head(key)
+        size, etag = listed.size, listed.etag
+        length = int.from_bytes(store.get_range(key, 0, min(8, size), etag), "little")
         if not 0 < length <= size - 8:
             raise ValueError(f"its table has {length} bytes, the file {size}")
-        table = json.loads(store.get_range(key, 8, 8 + length))
+        table = json.loads(store.get_range(key, 8, 8 + length, etag))
         table.pop("__metadata__", None)
-        found = [(name, _stored(key, 8 + length, name, entry)) for name, entry in table.items()]
+        found = [(name, _stored(key, etag, 8 + length, name, entry)) for name, entry in table.items()]
         ends = [8 + length + entry["data_offsets"][1] for entry in table.values()]
         if max(ends, default=size) != size:
             raise ValueError(f"its tensors end at byte {max(ends)}, the file at {size}")
     except NotFound as error:
         raise foreign(uri, f"its {INDEX} names {key}, which does not exist") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except NOT_AS_AGREED as error:
         raise foreign(where, f"is damaged or no safetensors file ({error})") from error
     yield from found
 
 
-def _stored(key: str, begin: int, name: str, entry: Mapping[str, Any]) -> Stored:
+def _stored(key: str, etag: str, begin: int, name: str, entry: Mapping[str, Any]) -> Stored:
     if entry["dtype"] not in _DTYPES:
         raise ValueError(f"{name} is of type {entry['dtype']}; allowed are {', '.join(_DTYPES)}")
     start, stop = entry["data_offsets"]
-    found = Stored(key, begin + start, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
+    found = Stored(key, etag, begin + start, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
     if stop - start != prod(found.shape) * found.dtype.itemsize:
         raise ValueError(
             f"{name} has {stop - start} bytes, which are not those of {entry['dtype']} {list(found.shape)}"

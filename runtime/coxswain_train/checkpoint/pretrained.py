@@ -16,7 +16,7 @@ from torch import Tensor
 from coxswain.boxes import Box
 from coxswain.config import EndpointConfig, ModelConfig
 from coxswain_link.store import NotFound, Store
-from coxswain_train.checkpoint.foreign_files import Stored, foreign, open_files, rows_of, tensors_of
+from coxswain_train.checkpoint.foreign_files import NOT_AS_AGREED, Stored, foreign, open_files, rows_of, tensors_of
 from coxswain_train.checkpoint.huggingface import differences
 
 log = logging.getLogger(__name__)
@@ -51,12 +51,13 @@ def _check_config(store: Store, uri: str, model: ModelConfig) -> bool:
     """Whether there is a config.json. Without one only the tensors' shapes say which model it is."""
     try:
         found = json.loads(store.get("config.json"))
+        wrong = [] if model.custom is not None else list(differences(found, model))
     except NotFound:
         log.warning("model.initFrom %r has no config.json: rotation, heads and norms are not compared", uri)
         return False
-    except ValueError as error:
-        raise foreign(uri, f"has a config.json that is no JSON ({error})") from error
-    if model.custom is None and (wrong := list(differences(found, model))):
+    except NOT_AS_AGREED as error:
+        raise foreign(uri, f"has a config.json that is none of a model ({error})") from error
+    if wrong:
         raise foreign(uri, f"has another config.json: {'; '.join(wrong)}")
     return True
 

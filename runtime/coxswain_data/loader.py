@@ -50,9 +50,7 @@ class Loader:
         self._open_sources = OpenSources(job.mix, env.secrets_dir, self._blocks, index=self._store)
         self._samples = Samples(self._open_sources, self._store, self._count_sample)
         self._indexed: dict[LoaderShare, Indexed] = {}
-        self._given_up: StoreUnavailable | Denied | None = (
-            None  # the error of a store that stayed so while it was repeated
-        )
+        self._given_up: StoreUnavailable | Denied | None = None  # what a store stayed while calls were repeated
         self.generation = 0
         self.ready = False
 

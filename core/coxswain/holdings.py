@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coxswain.boxes import Box, full_box
-from coxswain.layout import Layout, Seat, Stage
+from coxswain.layout import Layout, Stage
 
 Place = int | Literal["first", "last", "ends"]  # number of a layer; embedding; final norm and head; a tied embedding
 
@@ -79,23 +79,20 @@ def is_on(place: Place, stage: Stage, layers: int) -> bool:
     return {"first": first, "last": last, "ends": first or last}[place]
 
 
-def holdings_of(specs: Sequence[ParameterSpec], layout: Layout, seat: Seat, layers: int) -> tuple[Holding, ...]:
-    """What one rank holds, in the model's order."""
-    stage = layout.replicas[seat.replica].stages[seat.stage]
-    degree = len(stage.devices)
-    mine = (spec for spec in specs if is_on(spec.place, stage, layers))
-    return tuple(Holding(spec.box(seat.tensor, degree), spec.counts(seat.tensor, degree)) for spec in mine)
-
-
 def all_holdings(specs: Sequence[ParameterSpec], layout: Layout, layers: int) -> Iterator[tuple[Holding, ...]]:
     """The holdings of every rank, in the order of ranks. Ranks of equal stages and tensor indices share one tuple."""
-    known: dict[tuple[int, int, int, int], tuple[Holding, ...]] = {}
-    for seat in layout.ranks():
-        stage = layout.replicas[seat.replica].stages[seat.stage]
-        key = stage.start, stage.stop, seat.tensor, len(stage.devices)
+    known: dict[tuple[int, int, int], list[tuple[Holding, ...]]] = {}
+    for stage in (stage for replica in layout.replicas for stage in replica.stages):
+        key = stage.start, stage.stop, len(stage.devices)
         if key not in known:
-            known[key] = holdings_of(specs, layout, seat, layers)
-        yield known[key]
+            mine = [spec for spec in specs if is_on(spec.place, stage, layers)]
+            known[key] = [_holdings(mine, tensor, key[-1]) for tensor in range(key[-1])]
+        yield from known[key]
+
+
+def _holdings(specs: Iterable[ParameterSpec], tensor: int, degree: int) -> tuple[Holding, ...]:
+    """What one rank of a group holds, in the model's order."""
+    return tuple(Holding(spec.box(tensor, degree), spec.counts(tensor, degree)) for spec in specs)
 
 
 def tensor_faults(specs: Iterable[ParameterSpec], degrees: Iterable[int]) -> list[str]:

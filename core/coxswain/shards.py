@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 from math import gcd, prod
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ class Cell:
     counting: tuple[Group, ...]  # those whose gradients go into the sum
     owners: Numbers
     cuts: Numbers
+    times: int = 1  # how many parameters it stands for, where only their numbers count
 
     @property
     def row(self) -> int:
@@ -107,30 +109,34 @@ class Shards:
 
     @cached_property
     def _sizes(self) -> Numbers:
-        sizes = np.zeros(self.owners, dtype=np.int64)
-        for cell in self.cells:
-            sizes[cell.owners] += np.diff(cell.cuts) * cell.row
-        return sizes
+        return _loads(self.cells, self.owners)
 
 
 def nothing_whole(_: str) -> bool:
     return False
 
 
-def shards(holdings: Iterable[tuple[Holding, ...]], whole: Callable[[str], bool] = nothing_whole) -> Shards:
+def shards(
+    holdings: Iterable[tuple[Holding, ...]],
+    whole: Callable[[str], bool] = nothing_whole,
+    times: Mapping[str, int] = MappingProxyType({}),
+) -> Shards:
     """Owners for the holdings of all ranks, by rank. A cell of a parameter that must stay `whole` has one owner.
+
+    `times`: how many parameters, held alike, one stands for, if not for itself alone: it counts as often in what ranks own.
 
     Raises ValueError when no holder's gradient of a cell counts.
     """
     group_of, groups = _groups(holdings)
-    found = _cells(groups)
+    found = _cells(groups, times)
     found.sort(key=lambda cell: len(cell.box.shape) < 2)  # stable
     ranks = [np.flatnonzero(group_of == group) for group in range(len(groups))]
     shared = [cell for cell in found if not whole(cell.box.name)]
     members = [len(each) for each in ranks]
-    weights = balance([(cell.box.elements, cell.holders) for cell in shared], members)
+    weights = balance([(cell.box.elements * cell.times, cell.holders) for cell in shared], members)
     owned = _shared_out(shared, ranks, weights)
-    _give_whole([cell for cell in found if id(cell) not in owned], ranks, owned)
+    if len(owned) < len(found):
+        _give_whole([cell for cell in found if id(cell) not in owned], ranks, owned)
     return Shards(tuple(owned[id(cell)] for cell in found), group_of, groups)
 
 
@@ -143,7 +149,7 @@ def staying(before: Shards, after: Shards, former: Sequence[int]) -> list[int]:
             key = id(was.cuts), id(cell.cuts)
             if key not in known:
                 known[key] = _same_rows(was, cell, ranks)
-            total[cell.owners] += known[key] * cell.row
+            total[cell.owners] += known[key] * (cell.row * cell.times)
     return [int(elements) for elements in total]
 
 
@@ -173,33 +179,38 @@ def _held(groups: Sequence[tuple[Holding, ...]]) -> dict[str, list[tuple[Group, 
     return found
 
 
-def _cells(groups: Sequence[tuple[Holding, ...]]) -> list[Cell]:
-    """Those of all parameters, without owners. What is held alike, as in the layers of a stage, is cut once."""
-    known, found = dict[object, list[Cell]](), list[Cell]()
+def _cells(groups: Sequence[tuple[Holding, ...]], times: Mapping[str, int]) -> list[Cell]:
+    """Those of all parameters, without owners. Boxes that are alike, as in all layers, are cut once."""
+    cuts, known, found = dict[object, list[Cell]](), dict[object, list[Cell]](), list[Cell]()
     for name, held in _held(groups).items():
-        key = tuple((group, h.box.offset, h.box.shape, h.counts) for group, h in held)
-        if key not in known:
-            known[key] = _cut(name, held)
-        found += [_owned(cell, cell.owners, cell.cuts, name) for cell in known[key]]
+        holders, boxes = (
+            tuple(group for group, _ in held),
+            tuple((h.box.offset, h.box.shape, h.counts) for _, h in held),
+        )
+        if boxes not in cuts:
+            cuts[boxes] = _cut(name, [holding for _, holding in held])
+        if (key := (holders, boxes)) not in known:
+            known[key] = [_held_by(cell, holders) for cell in cuts[boxes]]
+        found += [_stand_in(cell, name, times.get(name, 1)) for cell in known[key]]
     return found
 
 
-def _cut(name: str, held: Sequence[tuple[Group, Holding]]) -> list[Cell]:
-    """The cells of a parameter, without owners."""
-    dimensions = range(len(held[0][1].box.shape))
-    edges = [
-        sorted({e for _, h in held for e in (h.box.offset[d], h.box.offset[d] + h.box.shape[d])}) for d in dimensions
-    ]
-    unit, none = _unit(edges), np.zeros(0, dtype=np.int64)
+def _cut(name: str, held: Sequence[Holding]) -> list[Cell]:
+    """The cells of a parameter, without owners. Their holders are places in `held`."""
+    dimensions = range(len(held[0].box.shape))
+    edges = [sorted({e for h in held for e in (h.box.offset[d], h.box.offset[d] + h.box.shape[d])}) for d in dimensions]
+    unit, none, alike = _unit(edges), np.zeros(0, dtype=np.int64), dict[Box, list[int]]()
+    for place, holding in enumerate(held):
+        alike.setdefault(holding.box, []).append(place)
     cells = []
     for intervals in product(*(pairwise(edge) for edge in edges)):
         box = Box(name, tuple(a for a, _ in intervals), tuple(b - a for a, b in intervals))
-        inside = [(group, h.counts) for group, h in held if intersect(h.box, box) is not None]
+        inside = sorted(place for b, places in alike.items() if intersect(b, box) is not None for place in places)
         if inside:
-            counting = tuple(group for group, counts in inside if counts)
+            counting = tuple(place for place in inside if held[place].counts)
             if not counting:
                 raise ValueError(f"{box}: no holder's gradient counts")
-            cells.append(Cell(box, unit, tuple(group for group, _ in inside), counting, none, none))
+            cells.append(Cell(box, unit, tuple(inside), counting, none, none))
     return cells
 
 
@@ -237,20 +248,41 @@ def _share(
 
 def _give_whole(cells: Sequence[Cell], ranks: Sequence[Numbers], owned: dict[int, Cell]) -> None:
     """Gives each cell, the largest first, to the holder with the least so far."""
-    loads = np.zeros(sum(len(each) for each in ranks), dtype=np.int64)
-    for cell in owned.values():
-        loads[cell.owners] += np.diff(cell.cuts) * cell.row
+    loads = _loads(owned.values(), sum(len(each) for each in ranks))
+    sets = {holders: np.sort(np.concatenate([ranks[g] for g in holders])) for holders in {c.holders for c in cells}}
+    ways = dict[tuple[int, int], tuple[Numbers, Numbers]]()  # shared, so that equal ones are compared once
     for cell in sorted(cells, key=lambda cell: -cell.box.elements):
-        holders = np.sort(np.concatenate([ranks[group] for group in cell.holders]))
-        owner = holders[np.argmin(loads[holders]) :][:1]
+        holders, rows = sets[cell.holders], cell.box.shape[0]
+        owner = int(holders[loads[holders].argmin()])
         loads[owner] += cell.box.elements
-        owned[id(cell)] = _owned(cell, owner, np.array([0, cell.box.shape[0]]))
+        way = ways.setdefault((owner, rows), (np.array([owner]), np.array([0, rows])))
+        owned[id(cell)] = _owned(cell, *way)
 
 
-def _owned(cell: Cell, owners: Numbers, cuts: Numbers, name: str = "") -> Cell:
-    """`name`: of another parameter that is held alike."""
-    box = Box(name, cell.box.offset, cell.box.shape) if name else cell.box
-    return Cell(box, cell.unit, cell.holders, cell.counting, owners, cuts)
+def _loads(cells: Iterable[Cell], ranks: int) -> Numbers:
+    """Elements that each rank owns of these cells."""
+    loads, known = np.zeros(ranks, dtype=np.int64), dict[int, list[Cell]]()
+    for cell in cells:
+        known.setdefault(id(cell.cuts), []).append(cell)
+    for alike in known.values():
+        loads[alike[0].owners] += np.diff(alike[0].cuts) * sum(cell.row * cell.times for cell in alike)
+    return loads
+
+
+def _owned(cell: Cell, owners: Numbers, cuts: Numbers) -> Cell:
+    return Cell(cell.box, cell.unit, cell.holders, cell.counting, owners, cuts, cell.times)
+
+
+def _held_by(cell: Cell, groups: Sequence[Group]) -> Cell:
+    """The cell with the groups at the places that it has as holders."""
+    holders, counting = (tuple(groups[place] for place in each) for each in (cell.holders, cell.counting))
+    return Cell(cell.box, cell.unit, holders, counting, cell.owners, cell.cuts)
+
+
+def _stand_in(cell: Cell, name: str, times: int) -> Cell:
+    """The cell of another parameter that is held alike."""
+    box = Box(name, cell.box.offset, cell.box.shape)
+    return Cell(box, cell.unit, cell.holders, cell.counting, cell.owners, cell.cuts, times)
 
 
 def _rows(box: Box, start: int, stop: int) -> Box:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coxswain.boxes import full_box, window
-from coxswain.holdings import ParameterSpec, all_holdings, holdings_of, tensor_faults
+from coxswain.holdings import ParameterSpec, all_holdings, tensor_faults
 from coxswain.layout import Device, Layout, Replica, Stage, uniform_layout
 
 LAYERS = 4
@@ -81,8 +81,8 @@ def test_a_tied_embedding_is_on_the_first_and_the_last_stage_and_nowhere_else() 
 
 def test_a_model_of_one_stage_holds_a_tied_embedding_once() -> None:
     layout = uniform_layout(devices(1), LAYERS)
-    (seat,) = layout.ranks()
-    assert [h.box.name for h in holdings_of(SPECS, layout, seat, LAYERS)].count("tied") == 1
+    (holdings,) = all_holdings(SPECS, layout, LAYERS)
+    assert [h.box.name for h in holdings].count("tied") == 1
 
 
 @pytest.mark.parametrize(

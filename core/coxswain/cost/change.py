@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from coxswain.copies import wards_of
 from coxswain.cost.memory import MASTER, STATES
@@ -32,18 +34,36 @@ def change_peaks(
     State that the device owns in the same box before and after is held once. A copy may stay as well; its holder depends
     on nodes, so it counts twice. `element`: bytes of a weight. `whole`: parameters that must not be cut.
     """
-    old, new = (shards(all_holdings(specs, layout, layers), whole.__contains__) for layout in (before, after))
-    had, ranks = _held(before, old, element, copies), {seat.device: seat.rank for seat in before.ranks()}
+    few, times = _unlike(specs, (before, after), whole)
+    old, new = (shards(all_holdings(few, layout, layers), whole.__contains__, times) for layout in (before, after))
+    had, ranks = _held(before, old, times, element, copies), {seat.device: seat.rank for seat in before.ranks()}
     seats = after.ranks()
     stays = staying(old, new, [ranks.get(seat.device, -1) for seat in seats])
-    has = _held(after, new, element, copies)
+    has = _held(after, new, times, element, copies)
     return {s.device: has[s.device] + had.get(s.device, 0) - STATES * MASTER * stays[s.rank] for s in seats}
 
 
-def _held(layout: Layout, owners: Shards, element: int, copies: bool) -> dict[Device, int]:
+def _unlike(
+    specs: Sequence[ParameterSpec], layouts: Sequence[Layout], whole: Collection[str]
+) -> tuple[list[ParameterSpec], dict[str, int]]:
+    """The first of all parameters that every layout holds alike, and by its name how many they are.
+
+    Layers are alike between two edges of stages. A parameter that must not be cut stands for itself.
+    """
+    stages = (stage for layout in layouts for replica in layout.replicas for stage in replica.stages)
+    edges = sorted({edge for stage in stages for edge in (stage.start, stage.stop)})
+    found, times = dict[object, ParameterSpec](), Counter[str]()
+    for spec in specs:
+        place = bisect_right(edges, spec.place) if isinstance(spec.place, int) else spec.place
+        key = spec.name if spec.name in whole else (spec.shape, place, spec.split, spec.heads, spec.partial)
+        times[found.setdefault(key, spec).name] += 1
+    return list(found.values()), times
+
+
+def _held(layout: Layout, owners: Shards, times: Mapping[str, int], element: int, copies: bool) -> dict[Device, int]:
     """What each device holds between two steps. Gradients and activations are gone."""
     seats, sizes = layout.ranks(), owners.sizes()
-    weights = [sum(holding.box.elements for holding in held) for held in owners.holdings]
+    weights = [sum(h.box.elements * times[h.box.name] for h in held) for held in owners.holdings]
     wards = wards_of(seats) if copies else ()
     copied = [sizes[ward] for ward in wards] or [0] * len(seats)
     return {

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from coxswain.errors import Refused, Retryable
 from coxswain.live import Held
-from coxswain_train.parallel.process_groups import ProcessGroups, WorldAborter, leave_world
+from coxswain_train.parallel.process_groups import ProcessGroups, WorldAborter, leave_world, listen
 from coxswain_train.worker.assignments import Assignment, AssignmentChannel, Leave, Leaving, Left
 from coxswain_train.worker.worlds import run_worlds
 from tests.distributed.ranks import run_ranks
@@ -59,6 +59,28 @@ def test_an_abort_ends_direct_and_indirect_waits_for_a_silent_peer_and_the_same_
     tmp_path: Path,
 ) -> None:
     assert run_ranks(RANKS, silent_peer, str(tmp_path)) == [3.0] * RANKS
+
+
+def broken_off(world: ProcessGroups, folder: str) -> float:
+    """Rank 0 joins a world whose other rank never comes, and is aborted. Then both sum in the next world."""
+    leave_world()
+    if world.rank == 0:
+        aborter = WorldAborter()
+        store = listen("127.0.0.1", 2)
+        timer = threading.Timer(0.3, aborter.abort_world)
+        timer.start()
+        with pytest.raises(RuntimeError):
+            ProcessGroups(store, 0, 2, CPU)
+        timer.join()
+        leave_world()
+    second = ProcessGroups(dist.FileStore(f"{folder}/second", 2), world.rank, 2, CPU)
+    return sum(row[0] for row in second.scalars([float(second.rank)]))
+
+
+def test_a_rank_that_an_abort_broke_off_while_it_joined_a_world_joins_the_next_with_one_that_never_did(
+    tmp_path: Path,
+) -> None:
+    assert run_ranks(2, broken_off, str(tmp_path), deadline=30) == [1.0, 1.0]
 
 
 def abort_within_a_collective(world: ProcessGroups, folder: str) -> list[str]:

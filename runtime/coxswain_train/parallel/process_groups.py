@@ -17,7 +17,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from coxswain_train.model.ring import Message
 from coxswain_train.parallel.clock import DeviceClock
@@ -203,8 +203,11 @@ def hop_groups(grid: Grid, rank: int) -> tuple[dist.ProcessGroup, ...]:
 
 def leave_world() -> None:
     """Leaves a world in which nothing is under way, or that `WorldAborter` has aborted. Else this may not return."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        # torch names groups by how many it has begun to make, and only to destroy a world sets that to 0. A rank that broke off
+        # while it joined would wait in the next world under another name than its peers.
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 class WorldAborter:

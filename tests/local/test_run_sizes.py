@@ -96,7 +96,9 @@ def test_a_pipeline_that_loses_a_trainer_for_good_becomes_replicas_and_is_whole_
     events = [json.loads(line) for line in (run.workdir / "events.jsonl").read_text().splitlines()]
     changed = [event["message"] for event in events if event["reason"] == "LayoutChanged"]
     assert len(changed) == 2 and changed[1].startswith("trainer-1 joined; generation 4 ")
-    assert changed[0].startswith("because of the loss of trainer-1: 2 x tp1pp1 is predicted to save ")
+    # Beside others on the machine a trainer may be slow as well, and be named before the loss.
+    assert changed[0].startswith("because of ")
+    assert "the loss of trainer-1: 2 x tp1pp1 is predicted to save " in changed[0]
     steps = [line["step"] for line in lines(run)]
     assert len(steps) - len(set(steps)) <= 1
     assert_equal_to_calm(run, corpus, tmp_path / "calm", 1)

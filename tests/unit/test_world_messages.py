@@ -241,10 +241,17 @@ def test_communicators_are_aborted_where_there_are_some_of_a_device(
     assert called == [True] * aborts, "a kernel that ends by the abort is garbage at once"
 
 
-@pytest.mark.parametrize("joined_one", [True, False])
-def test_a_worker_leaves_only_a_world_that_it_has_joined(monkeypatch: pytest.MonkeyPatch, joined_one: bool) -> None:
-    left: list[str] = []
-    dist = SimpleNamespace(is_initialized=lambda: joined_one, destroy_process_group=lambda: left.append("world"))
+@pytest.mark.parametrize(("joined_one", "calls"), [(True, ["destroy"]), (False, ["join 1", "destroy"])])
+def test_a_worker_destroys_a_world_also_where_it_has_joined_none(
+    monkeypatch: pytest.MonkeyPatch, joined_one: bool, calls: list[str]
+) -> None:
+    """Only that lets torch begin to count groups at 0, as in peers that are new."""
+    called: list[str] = []
+    dist = SimpleNamespace(
+        is_initialized=lambda: joined_one,
+        init_process_group=lambda _, store, rank, world_size: called.append(f"join {world_size}"),
+        destroy_process_group=lambda: called.append("destroy"),
+    )
     monkeypatch.setattr(process_groups, "dist", dist)
     leave_world()
-    assert left == ["world"] * joined_one
+    assert called == calls

@@ -1,6 +1,7 @@
 """`python -m tests.local.failures`: runs the tests of bad input, and writes what users saw to docs/failures.md.
 
-With `rules` it runs nothing and writes only the section of the rules, after a rule has changed.
+With `rules` it runs nothing and writes only the section of the rules, after a rule has changed; with `parts` it runs the
+tests of single parts (a minute) and writes their sections and that of the rules.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
     with mock.patch.object(CoxswainError, "__init__", made):
         result = yield
-    said = [error for error in found if not isinstance(error, NotFound)]  # that one is how stores answer a question
+    raised = [error for error in found if error.__traceback__ is not None]  # not those that are made beforehand
+    said = [error for error in raised if not isinstance(error, NotFound)]  # that one is how stores answer a question
     if said:
         last = said[-1]
         note(f"{last.reason}: {last}", None)
@@ -171,10 +173,14 @@ def page(seen: list[Seen]) -> str:
     lines.append(_FAULTS)
     for file in (*KILLS, *OUTAGES):
         lines += [*_table(file, seen, ("fault", "exit", "what the user saw")), ""]
-    lines.append(_PARTS)
+    lines += [*_parts(seen), *rules()]
+    return tables.into_page("\n".join(lines) + "\n", "failures", failures.tables(failures.read()))
+
+
+def _parts(seen: list[Seen]) -> Iterator[str]:
+    yield _PARTS
     for file in (*PARTS, *OTHERS):
-        lines += [*_table(file, seen, ("fault", "what is said")), ""]
-    return tables.into_page("\n".join([*lines, *rules()]) + "\n", "failures", failures.tables(failures.read()))
+        yield from (*_table(file, seen, ("fault", "what is said")), "")
 
 
 def _table(file: Path, seen: list[Seen], heads: tuple[str, ...]) -> list[str]:
@@ -219,38 +225,44 @@ def rules() -> Iterator[str]:
 
 def with_rules(text: str) -> str:
     """The page with the rules of today. Raises ValueError when it has no section of rules."""
-    before, heading, _ = text.partition(_RULES)
+    return _until(_RULES, text) + "\n".join(rules()) + "\n"
+
+
+def with_parts(text: str, seen: list[Seen]) -> str:
+    """The page with what the tests of parts saw now, and the rules of today. Raises ValueError without these sections."""
+    return _until(_PARTS, text) + "\n".join([*_parts(seen), *rules()]) + "\n"
+
+
+def _until(section: str, text: str) -> str:
+    before, heading, _ = text.partition(section)
     if not heading:
-        raise ValueError("the page has no section of rules; run without `rules`")
-    return before + "\n".join(rules()) + "\n"
+        raise ValueError(f"the page has no section {section.splitlines()[0]!r}; run without an argument")
+    return before
 
 
-def main() -> int:
-    if sys.argv[1:] == ["rules"]:
-        PAGE.write_text(with_rules(PAGE.read_text()))
-        return 0
+def _run(files: Iterable[Path]) -> list[Seen]:
+    """Exits where a test fails."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "seen"
-        files = map(str, (*RUNS, *KILLS, *OUTAGES, *PARTS, *OTHERS))
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-n",
-            "3",
-            "-p",
-            "tests.local.failures",
-            "-m",
-            "slow or not slow",
-            *files,
-        ]
+        options = ["-n", "3", "-p", "tests.local.failures", "-m", "slow or not slow"]
+        command = [sys.executable, "-m", "pytest", *options, *map(str, files)]
         done = subprocess.run(command, env={**os.environ, SAW: str(target)}, cwd=ROOT, check=False)
         if done.returncode:
-            return done.returncode
-        PAGE.write_text(page([Seen(**json.loads(line)) for line in target.read_text().splitlines()]))
+            sys.exit(done.returncode)
+        return [Seen(**json.loads(line)) for line in target.read_text().splitlines()]
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["rules"]:
+            text = with_rules(PAGE.read_text())
+        case ["parts"]:
+            text = with_parts(PAGE.read_text(), _run([*PARTS, *OTHERS]))
+        case _:
+            text = page(_run([*RUNS, *KILLS, *OUTAGES, *PARTS, *OTHERS]))
+    PAGE.write_text(text)
     print(f"written: {PAGE.relative_to(ROOT)}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

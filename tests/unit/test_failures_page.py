@@ -6,7 +6,20 @@ import re
 
 import pytest
 
-from tests.local.failures import KILLS, PAGE, PARTS, RUNS, Seen, claims_of, page, rules, saw, with_rules, words
+from tests.local.failures import (
+    KILLS,
+    PAGE,
+    PARTS,
+    RUNS,
+    Seen,
+    claims_of,
+    page,
+    rules,
+    saw,
+    with_parts,
+    with_rules,
+    words,
+)
 
 TEXT = PAGE.read_text() if PAGE.exists() else ""
 
@@ -26,9 +39,20 @@ def test_the_rules_are_written_again_without_the_rest_of_the_page() -> None:
     assert with_rules(TEXT.replace("; raise a weight", "; an old way out")) == TEXT
 
 
-def test_a_page_without_rules_is_refused() -> None:
-    with pytest.raises(ValueError, match="no section of rules"):
+def test_the_parts_are_written_again_without_the_whole_runs() -> None:
+    test = "tests/unit/test_data_bad_input.py::test_a_tokenizer_that_cannot_be_read_is_refused_with_the_way_out"
+    found = with_parts(TEXT, [Seen(test, None, "TokenizerUnusable: a new word")])
+    before, after = (text.partition("# Single parts")[0] for text in (TEXT, found))
+    assert before == after
+    assert "refused with the way out | TokenizerUnusable: a new word |" in found
+    assert found.endswith("\n".join(rules()) + "\n")
+
+
+def test_a_page_without_the_section_is_refused() -> None:
+    with pytest.raises(ValueError, match="no section '# What the files may not say'"):
         with_rules("# A page\n")
+    with pytest.raises(ValueError, match="no section '# Single parts'"):
+        with_parts("# A page\n", [])
 
 
 def test_the_page_has_no_path_or_address_of_the_machine_that_wrote_it() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import starmap
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from msgspec.structs import replace
@@ -164,14 +165,18 @@ class _Rejects:
             raise Refused(
                 "TooManyRejected",
                 f"source {self._source.config.name!r}: {self._count} samples do not decode and {limit} are allowed; the first: "
-                f"{'; '.join(starmap(self._named, self._first))}. Name another textField, repair them, or raise maxRejected "
+                f"{'; '.join(self._named())}. Name another textField, repair them, or raise maxRejected "
                 "of the source",
             )
 
-    def _named(self, entry: BlockEntry, at: int) -> str:
-        where, row = self._source.where(entry.path), self._source.config.format == "Parquet"
-        place = f"row {at} of row group {entry.ordinal}" if row else f"at byte {entry.offset + at}"
-        return f"{where} {place}{_fault(self._source.read(entry), at)}"
+    def _named(self) -> Iterator[str]:
+        """Reads each block once: one of Parquet may be large."""
+        row = self._source.config.format == "Parquet"
+        for entry, rejected in groupby(self._first, itemgetter(0)):
+            where, block = self._source.where(entry.path), self._source.read(entry)
+            for _, at in rejected:
+                place = f"row {at} of row group {entry.ordinal}" if row else f"at byte {entry.offset + at}"
+                yield f"{where} {place}{_fault(block, at)}"
 
 
 def _fault(block: Block, at: int) -> str:

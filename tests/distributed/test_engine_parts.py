@@ -284,6 +284,43 @@ def test_weights_that_are_replaced_while_they_are_read_are_refused(
 
 
 @pytest.mark.parametrize(
+    "table",
+    ['{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [0.5, 1280.5]}}',
+     '{"w": {"dtype": "F32", "shape": [40.0, 8.0], "data_offsets": [0.0, 1280.0]}}',
+     '{"w": {"dtype": "F32", "shape": [-40, -8], "data_offsets": [0, 1280]}}',
+     '{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [-1280, 0]}}',
+     '{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [0, 1280, 2560]}}',
+     '{"w": {"dtype": ["F32"], "shape": [40, 8], "data_offsets": [0, 1280]}}', '{"w": 1}', "[]"],
+)  # fmt: skip
+def test_a_table_of_others_with_numbers_that_cannot_be_is_refused_before_a_row_is_read(
+    tmp_path: Path, table: str
+) -> None:
+    header = table.encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(1280))
+    with pytest.raises(Refused, match=r"model\.safetensors.* is damaged or no safetensors file \(") as refused:
+        load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): torch.zeros(SHAPE)}, {"w": SHAPE})
+    assert refused.value.reason == "ForeignWeights"
+
+
+def test_a_table_longer_than_the_format_allows_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write((1 << 38).to_bytes(8, "little"))
+        file.truncate(1 << 39)
+    sizes = ranges(monkeypatch)
+    with pytest.raises(Refused, match=r"its table has 274877906944 bytes.*; a table has at most 100000000"):
+        load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): torch.zeros(SHAPE)}, {"w": SHAPE})
+    assert sizes == [8]
+
+
+@pytest.mark.parametrize("index", ['{"weight_map": {"w": 3}}', '{"weight_map": ["w"]}', "{}", "[]", "\x00"])
+def test_an_index_that_names_no_files_is_refused(tmp_path: Path, index: str) -> None:
+    safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(Refused, match=r"has a damaged model\.safetensors\.index\.json"):
+        load_pretrained(f"file://{tmp_path}", {}, {"w": SHAPE})
+
+
+@pytest.mark.parametrize(
     "content",
     ["[]", "null", '{"model_type": ["llama"]}', '{"hidden_size": "8", "num_attention_heads": 2}',
      '{"rope_parameters": "default"}', '{"rope_theta": "x"}', "[" * 100_000],

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -19,8 +19,22 @@ from coxswain_link.store import BucketNotFound, NotFound, Store, open_store
 
 INDEX = "model.safetensors.index.json"
 PIECE_BYTES = 16 << 20  # of a tensor, in memory at one time
+TABLE_BYTES = 100_000_000  # at most, as the safetensors library has it
 NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of what is made of others' JSON
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class _Entry(msgspec.Struct):
+    """Of a tensor, in a file's table. Offsets count from the table's end."""
+
+    dtype: str
+    shape: tuple[_Count, ...]
+    data_offsets: tuple[_Count, _Count]
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]  # by tensor, the name of its file
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +101,7 @@ def _is_weights(path: str) -> bool:
 def _indexed(store: Store, uri: str) -> list[str]:
     """The files that the folder's index names; empty without an index."""
     try:
-        names = json.loads(store.get(INDEX))["weight_map"].values()
-        return sorted(set(names))
+        return sorted(set(msgspec.json.decode(store.get(INDEX), type=_Index).weight_map.values()))
     except NotFound:
         return []
     except NOT_AS_AGREED as error:
@@ -102,12 +115,11 @@ def _header(store: Store, uri: str, key: str) -> Iterator[tuple[str, Stored]]:
         listed = store.head(key)
         size, etag = listed.size, listed.etag
         length = int.from_bytes(store.get_range(key, 0, min(8, size), etag), "little")
-        if not 0 < length <= size - 8:
-            raise ValueError(f"its table has {length} bytes, the file {size}")
-        table = json.loads(store.get_range(key, 8, 8 + length, etag))
-        table.pop("__metadata__", None)
+        if not 0 < length <= min(size - 8, TABLE_BYTES):
+            raise ValueError(f"its table has {length} bytes, the file {size}; a table has at most {TABLE_BYTES}")
+        table = _table(store.get_range(key, 8, 8 + length, etag))
         found = [(name, _stored(key, etag, 8 + length, name, entry)) for name, entry in table.items()]
-        ends = [8 + length + entry["data_offsets"][1] for entry in table.values()]
+        ends = [8 + length + entry.data_offsets[1] for entry in table.values()]
         if max(ends, default=size) != size:
             raise ValueError(f"its tensors end at byte {max(ends)}, the file at {size}")
     except NotFound as error:
@@ -117,13 +129,17 @@ def _header(store: Store, uri: str, key: str) -> Iterator[tuple[str, Stored]]:
     yield from found
 
 
-def _stored(key: str, etag: str, begin: int, name: str, entry: Mapping[str, Any]) -> Stored:
-    if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"{name} is of type {entry['dtype']}; allowed are {', '.join(_DTYPES)}")
-    start, stop = entry["data_offsets"]
-    found = Stored(key, etag, begin + start, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
+def _table(data: bytes) -> dict[str, _Entry]:
+    entries = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    entries.pop("__metadata__", None)
+    return {name: msgspec.json.decode(entry, type=_Entry) for name, entry in entries.items()}
+
+
+def _stored(key: str, etag: str, begin: int, name: str, entry: _Entry) -> Stored:
+    if entry.dtype not in _DTYPES:
+        raise ValueError(f"{name} is of type {entry.dtype}; allowed are {', '.join(_DTYPES)}")
+    start, stop = entry.data_offsets
+    found = Stored(key, etag, begin + start, _DTYPES[entry.dtype], entry.shape)
     if stop - start != prod(found.shape) * found.dtype.itemsize:
-        raise ValueError(
-            f"{name} has {stop - start} bytes, which are not those of {entry['dtype']} {list(found.shape)}"
-        )
+        raise ValueError(f"{name} has {stop - start} bytes, which are not those of {entry.dtype} {list(found.shape)}")
     return found

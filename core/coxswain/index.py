@@ -90,4 +90,11 @@ def decode(data: bytes) -> BlockIndex:
         return BlockIndex(at=arrays["at"], lengths=arrays["lengths"], rejected=arrays["rejected"])
 
 
+def decode_lengths(data: bytes) -> NDArray[np.uint32]:
+    """The lengths alone, in half the time. Thread-safe."""
+    with _DECODING, np.load(io.BytesIO(data)) as arrays:
+        lengths: NDArray[np.uint32] = arrays["lengths"]
+        return lengths
+
+
 prepare(__name__)

@@ -106,7 +106,7 @@ ONE = np.arange(1)
         b"",
         b"PK torn",
         npz(at=ONE),
-        npz(at=np.array([{}] * 20), lengths=np.arange(20), rejected=ONE),  # pickled
+        npz(at=ONE, lengths=np.array([{}] * 20), rejected=ONE),  # pickled
         encode(BlockIndex(ONE, ONE, ONE)),
     ],
 )

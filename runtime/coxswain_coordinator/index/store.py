@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coxswain.errors import Refused
-from coxswain.index import TORN, BlockEntry, decode, object_key
+from coxswain.index import TORN, BlockEntry, decode_lengths, object_key
 from coxswain.lru_cache import LRUCache
 from coxswain_link.spool import Spool
 from coxswain_link.store import REQUESTS_AT_ONCE, Store
@@ -47,7 +47,7 @@ class IndexStore:
         """Keeps nothing. Thread-safe."""
         key = object_key(block.key)
         try:
-            lengths = decode(self._store.get(key)).lengths
+            lengths = decode_lengths(self._store.get(key))
         except TORN as error:
             raise _corrupt(key, f"cannot be read ({error})") from error
         if len(lengths) != block.samples:

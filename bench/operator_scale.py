@@ -3,8 +3,8 @@ POSTs the same pods.
 
     python -m bench.operator_scale [--trainers 1000,3000,5000] [--many 200x16] [--rounds 2] [--peers jobset] [--write]
 
-Prints one JSON object, then the tables; `--write` puts them into docs/design/scale.md. Run it from
-the repository's root.
+Prints one JSON object, then the tables; `--write` puts them into docs/design/scale.md and docs/results. Run it
+from the repository's root.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.recorded import keep
 from bench.scale import cases
 from bench.scale.cases import Figures, System
 from bench.scale.control_plane import Plane
 from bench.scale.coxswain import Coxswain, pods_of
 from bench.scale.peers import PEERS, peers
 from bench.scale.storm import storm
-from bench.scale.table import LARGE, Shape, into_page, lines, rows_of
+from bench.scale.table import LARGE, Shape, figures, into_page, lines, rows_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "design" / "scale.md"
 EVENTS_OF = 500  # trainers; the operator receives a thousand changes of their pods a second
@@ -106,9 +107,11 @@ def main() -> None:
     rows = [row for shape, rounds in found for row in rows_of(shape, rounds)]
     heard = asyncio.run(events(plan, options.events)) if options.events else {}
     print(json.dumps({"rounds": options.rounds, "rows": rows, "events": heard}))
-    print("\n".join(lines(rows, heard)))
+    tables = figures(rows, heard)
+    print("\n".join(lines(tables)))
     if options.write:
-        PAGE.write_text(into_page(PAGE.read_text(), lines(rows, heard)))
+        PAGE.write_text(into_page(PAGE.read_text(), lines(tables)))
+        keep("operator-scale", "The operator beside its peers", "make bench-operator", tables)
 
 
 def _shapes(trainers: str, many: str) -> list[Shape]:
@@ -128,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--large-rounds", type=int, default=1, help="beyond")
     add("--peers", default=",".join(PEERS), help=f"in the first round of cases up to {LARGE} trainers; empty: none")
     add("--nodes", type=int, default=200, help="of 32 pods each")
-    add("--write", action="store_true", help="the tables into docs/design/scale.md")
+    add("--write", action="store_true", help="the tables into docs/design/scale.md and docs/results")
     return parser
 
 

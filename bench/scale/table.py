@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -102,16 +103,29 @@ def _verb(rounds: list[Row], request: str) -> float:
     return median(Counter(r["requests"][OURS])[request] for r in rounds)
 
 
-def lines(rows: list[Row], heard: Row) -> list[str]:
-    """Markdown: the figures of all systems, what the operator asks of the server for each pod, and the storm of events."""
+def figures(rows: list[Row], heard: Row) -> dict[str, list[dict[str, str]]]:
+    """By table: the figures of all systems, what the operator asks of the server for each pod, and the storm of events."""
     claims = [row for row in rows if row["system"] == OURS]
-    storm = ["", *_table(HEARD, [heard])] if heard else []
-    return [*_table(COLUMNS, rows), "", *_table({"case": "case", **CLAIMS}, claims), *storm]
+    storm = {"storm": _cells(HEARD, [heard])} if heard else {}
+    return {"creation": _cells(COLUMNS, rows), "requests": _cells({"case": "case", **CLAIMS}, claims), **storm}
 
 
-def _table(columns: dict[str, str], rows: list[Row]) -> list[str]:
-    head = ["| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
-    return [*head, *("| " + " | ".join(_cell(row.get(key)) for key in columns) + " |" for row in rows)]
+def lines(found: dict[str, list[dict[str, str]]]) -> list[str]:
+    """The tables as Markdown, with an empty line between two."""
+    return [line for table in found.values() for line in ("", *_markdown(table))][1:]
+
+
+def _cells(columns: dict[str, str], rows: list[Row]) -> list[dict[str, str]]:
+    return [{title: _cell(row.get(key)) for key, title in columns.items()} for row in rows]
+
+
+def _markdown(table: list[dict[str, str]]) -> list[str]:
+    head = [_line(table[0]), "|" + "---|" * len(table[0])]
+    return [*head, *(_line(row.values()) for row in table)]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def _cell(value: Any) -> str:

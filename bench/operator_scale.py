@@ -26,7 +26,7 @@ from bench.scale.control_plane import Plane
 from bench.scale.coxswain import Coxswain, pods_of
 from bench.scale.peers import PEERS, peers
 from bench.scale.storm import storm
-from bench.scale.table import LARGE, Shape, figures, into_page, lines, rows_of
+from bench.scale.table import LARGE, Shape, into_page, lines, rows_of, tables
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "design" / "scale.md"
 EVENTS_OF = 500  # trainers; the operator receives a thousand changes of their pods a second
@@ -107,11 +107,11 @@ def main() -> None:
     rows = [row for shape, rounds in found for row in rows_of(shape, rounds)]
     heard = asyncio.run(events(plan, options.events)) if options.events else {}
     print(json.dumps({"rounds": options.rounds, "rows": rows, "events": heard}))
-    tables = figures(rows, heard)
-    print("\n".join(lines(tables)))
+    shown = tables(rows, heard)
+    print("\n".join(lines(shown)))
     if options.write:
-        PAGE.write_text(into_page(PAGE.read_text(), lines(tables)))
-        keep("operator-scale", "The operator beside its peers", "make bench-operator", tables)
+        PAGE.write_text(into_page(PAGE.read_text(), lines(shown)))
+        keep("operator-scale", "The operator beside its peers", "make bench-operator", shown)
 
 
 def _shapes(trainers: str, many: str) -> list[Shape]:

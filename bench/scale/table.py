@@ -103,7 +103,7 @@ def _verb(rounds: list[Row], request: str) -> float:
     return median(Counter(r["requests"][OURS])[request] for r in rounds)
 
 
-def figures(rows: list[Row], heard: Row) -> dict[str, list[dict[str, str]]]:
+def tables(rows: list[Row], heard: Row) -> dict[str, list[dict[str, str]]]:
     """By table: the figures of all systems, what the operator asks of the server for each pod, and the storm of events."""
     claims = [row for row in rows if row["system"] == OURS]
     storm = {"storm": _cells(HEARD, [heard])} if heard else {}

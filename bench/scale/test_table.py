@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.scale.table import BEGIN, END, Shape, into_page, lines, rows_of
+from bench.scale.table import BEGIN, END, Shape, into_page, lines, rows_of, tables
 
 SHAPE = Shape(1, 8)
 
@@ -40,7 +40,7 @@ def test_requests_are_counted_for_each_pod() -> None:
 
 
 def test_a_case_that_does_not_apply_is_named_in_its_cell() -> None:
-    assert any("| none: one pod is replaced |" in line for line in lines(rows_of(SHAPE, rounds()), {}))
+    assert any("| none: one pod is replaced |" in line for line in lines(tables(rows_of(SHAPE, rounds()), {})))
 
 
 def test_only_what_stands_between_the_marks_is_replaced() -> None:
@@ -48,3 +48,12 @@ def test_only_what_stands_between_the_marks_is_replaced() -> None:
     once = into_page(page, ["| new |"])
     assert once == f"before\n\n{BEGIN}\n\n| new |\n\n{END}\n\nafter\n"
     assert into_page(once, ["| new |"]) == once
+
+
+def test_the_tables_that_are_kept_have_the_cells_of_those_that_are_printed() -> None:
+    found = tables(rows_of(SHAPE, rounds()), {"pods": 10, "events": 7})
+    assert list(found) == ["creation", "requests", "storm"]
+    assert [row["system"] for row in found["creation"]] == ["bare", "coxswain", "jobset"]
+    for table in found.values():
+        for cells in table:
+            assert "| " + " | ".join(cells.values()) + " |" in lines(found)

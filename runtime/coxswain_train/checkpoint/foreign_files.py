@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
+from coxswain.structs import prepare
 from coxswain.uris import folder_and_key
 from coxswain_link.store import BucketNotFound, NotFound, Store, open_store
 
@@ -143,3 +144,6 @@ def _stored(key: str, etag: str, begin: int, name: str, entry: _Entry) -> Stored
     if stop - start != prod(found.shape) * found.dtype.itemsize:
         raise ValueError(f"{name} has {stop - start} bytes, which are not those of {entry.dtype} {list(found.shape)}")
     return found
+
+
+prepare(__name__)

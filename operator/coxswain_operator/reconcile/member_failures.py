@@ -167,9 +167,12 @@ def _left(ctx: Context, pod: PodView) -> MemberFailure | None:
 
 
 def _is_missed(ctx: Context, pod: PodView, coordinator: PodView) -> bool:
-    """A younger coordinator goes on, and the gang has not been whole for long."""
+    """A younger coordinator goes on, or one wants a trainer again that it let go, and the gang has not been whole for long."""
     condition, report = ctx.status.condition("PodsReady"), ctx.report
-    if not coordinator.is_active or coordinator.created <= pod.created or report is None or ctx.leaving:
+    if not coordinator.is_active or report is None or ctx.leaving:
+        return False
+    wanted = pod.role == "trainer" and pod.index < report.size
+    if not wanted and coordinator.created <= pod.created:
         return False
     waits = condition is not None and condition.status == "False"
     return bool(condition and waits and ctx.now >= seconds(condition.last_transition_time) + MISSED_SECONDS)

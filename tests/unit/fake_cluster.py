@@ -121,7 +121,7 @@ class FakeCluster:
         )
         return [pod_view(p) for p in ours]
 
-    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+    async def leave_queue(self, namespace: str, group: str, pod: str, uid: str = "") -> None:
         """This world has no queue."""
         self.before_call("leave", group)
 

@@ -112,7 +112,9 @@ async def test_a_job_shrinks_only_after_its_world_and_grows_again_under_new_name
     }
 
 
-async def test_a_smaller_number_that_is_taken_back_before_the_world_has_it_is_taken_back_from_the_coordinator_too() -> None:
+async def test_a_smaller_number_that_is_taken_back_before_the_world_has_it_is_taken_back_from_the_coordinator_too() -> (
+    None
+):
     cluster, world = await live_world(4)
     before, world.slow = uids(cluster), True
     for count in 2, 4:

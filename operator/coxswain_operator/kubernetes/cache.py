@@ -71,6 +71,13 @@ class Cache(Generic[T]):
             if (not namespace or entry.name[0] == namespace) and wanted <= entry.labels.items():
                 yield entry
 
+    def owners(self, namespace: str, labels: Mapping[str, str]) -> Iterator[str]:
+        """Those whose objects are in this namespace and have these labels, by the first one: an owner's have the same."""
+        for owner, entries in self._by_owner.items():
+            first = next(iter(entries.values()))
+            if owner and first.name[0] == namespace and labels.items() <= first.labels.items():
+                yield owner
+
     def of_owner(self, owner: str) -> Iterable[Entry[T]]:
         return self._by_owner.get(owner, {}).values()
 

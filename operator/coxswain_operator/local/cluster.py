@@ -102,7 +102,7 @@ class LocalCluster:
         """None: there is no queue that could keep pods."""
         return ()
 
-    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+    async def leave_queue(self, namespace: str, group: str, pod: str, uid: str = "") -> None:
         pass
 
     async def admissions(self, namespace: str, job_uid: str) -> None:

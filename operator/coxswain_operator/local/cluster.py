@@ -138,7 +138,11 @@ class LocalCluster:
             return self._objects.create(manifest)
         check_supported(manifest)
         stored = self._objects.create({**manifest, "status": {"phase": "Pending"}})
-        self._start(stored)
+        try:
+            self._start(stored)
+        except BaseException:  # a pod that nothing runs would be waited for
+            self._objects.remove(key_of(stored))
+            raise
         return stored
 
     async def replace(self, manifest: Manifest) -> Manifest:

@@ -13,7 +13,7 @@ from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_operator.backoff import doubled
 from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes.cache import Cache, Name
-from coxswain_operator.kubernetes.connection import Connection, Expired, NotFound
+from coxswain_operator.kubernetes.connection import Busy, Connection, Expired, NotFound
 from coxswain_operator.kubernetes.decoding import reader_of
 from coxswain_operator.kubernetes.resources import Resource
 
@@ -110,7 +110,9 @@ class Informer:
         return self._synced.is_set() or not self._absent
 
     def _fail(self, error: Exception) -> None:
-        if not isinstance(error, Retryable):  # the server answered: a restart of the operator would not help
+        if isinstance(error, Busy) or not isinstance(
+            error, Retryable
+        ):  # it answered: a restart of the operator is no help
             self.heard = asyncio.get_running_loop().time()
         if isinstance(error, Refused | NotFound):
             self._refused, self._absent = isinstance(error, Refused), isinstance(error, NotFound)
@@ -132,7 +134,6 @@ class Informer:
                 break
             page = await self._page(page.metadata.next)
         self.cache.replace(listed, int(page.metadata.resource_version))
-        self.heard = asyncio.get_running_loop().time()
         self._last_error, self._refused, self._absent = "", False, False
         self._synced.set()
         self._answered.set()
@@ -140,6 +141,7 @@ class Informer:
     async def _page(self, after: str) -> _Page:
         more: dict[str, Any] = {"continue": after} if after else {}
         content = await self._connection.send("GET", self._path, limit=str(PAGE), **self._selector, **more)
+        self.heard = asyncio.get_running_loop().time()  # of each page: a long list is not silent
         return msgspec.json.decode(content, type=_Page)
 
     async def _follow(self) -> None:

@@ -101,6 +101,13 @@ async def test_a_host_name_of_the_pods_subdomain_is_the_address_of_that_pod_befo
     assert seen["env"]["URL"] == f"http://{coordinator['status']['podIP']}:7400"
 
 
+async def test_a_name_that_only_ends_like_the_subdomain_is_no_pods(cluster):
+    """Of a job that is called like a domain or like the end of a file's name."""
+    given = {"PROXY": "https://example.dev:8080", "FILE": "settings.dev", "OTHER": "my-dev-coordinator.dev"}
+    seen = await environment_of(cluster, given, subdomain="dev", hostname="dev-trainer-0")
+    assert {name: seen["env"][name] for name in given} == given
+
+
 async def test_field_references_name_the_pod_itself(cluster):
     fields = {"NAME": "metadata.name", "UID": "metadata.uid", "IP": "status.podIP", "LABEL": "metadata.labels['role']"}
     env = [{"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in fields.items()]

@@ -102,14 +102,15 @@ def _text(kind: str, value: str) -> str:
 
 
 def resolve_hosts(text: str, pod: Manifest, address: Callable[[str], str]) -> str:
-    """Replaces HOSTNAME.SUBDOMAIN of the pod's own subdomain, alone or as a URL's host, by that
-    pod's address.
+    """Replaces SUBDOMAIN-MEMBER.SUBDOMAIN of the pod's own subdomain, alone or as a URL's host, by that pod's address.
+
+    Another name that ends like it is no pod's: a job may be called `dev`, `com` or `json`.
     """
     subdomain = pod["spec"].get("subdomain", "")
     if not subdomain:
         return text
-    namespace = re.escape(pod["metadata"]["namespace"])
-    host = rf"([a-z0-9][-a-z0-9]*)\.{re.escape(subdomain)}(\.{namespace}(\.svc(\.cluster\.local)?)?)?"
+    own, namespace = re.escape(subdomain), re.escape(pod["metadata"]["namespace"])
+    host = rf"({own}-[-a-z0-9]*[a-z0-9])\.{own}(\.{namespace}(\.svc(\.cluster\.local)?)?)?"
     return re.sub(rf"(^|(?<=://)){host}(?=[:/]|$)", lambda m: address(f"{m[2]}.{subdomain}"), text)
 
 

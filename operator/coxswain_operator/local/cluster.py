@@ -12,7 +12,6 @@ import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
@@ -29,6 +28,7 @@ from coxswain_operator.local.objects import Key, Objects, key_of, write_atomical
 from coxswain_operator.local.pods import Machine, Pod, check_supported
 from coxswain_operator.local.probes import Prober
 from coxswain_operator.pod_decoding import pod_view
+from coxswain_operator.reconcile.times import moment
 from coxswain_operator.views import Event, Manifest, NodeView, PodView
 
 log = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ class LocalCluster:
 
 def _precise(seconds: float) -> str:
     """With milliseconds, so that events and steps can be ordered."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment(seconds).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _lost(status: Manifest, now: str) -> Manifest:

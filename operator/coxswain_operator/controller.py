@@ -151,12 +151,7 @@ class Controller:
         return tuple(holder_view(h, job) for h in found if h is not None and controller_of(h).get("uid") != uid)
 
     async def _leftovers(self, job: Manifest) -> tuple[PodView, ...]:
-        """Pods of earlier jobs of the same name that hold a name, or that a queue keeps: no pass over their own job ends them.
-
-        They are looked for while the job starts, and once it is over.
-        """
-        if read_status(job).is_("PodsReady"):
-            return ()
+        """Pods of earlier jobs of the same name that hold a name, or that a queue keeps: no pass over their own job ends them."""
         meta, taken = job["metadata"], self._executor.refusals(job).taken
         found = await self._cluster.orphans(meta["namespace"], meta["name"], meta["uid"])
         hold_names = any(kind == "Pod" for kind, _ in taken)

@@ -199,6 +199,18 @@ async def test_a_group_that_holds_no_name_of_the_job_that_is_made_again_is_let_g
     assert world.ended == [group_of(before[0])] and len(world.pods()) == TOTAL
 
 
+async def test_what_is_left_of_a_group_is_let_go_also_once_the_job_that_is_made_again_trains() -> None:
+    world = await admitted()
+    (before, *others) = deleted_and_made_again(world)
+    for pod in others:
+        world.vanish(pod)
+    name = before["metadata"]["name"]
+    world.objects["Pod", f"{name}7"] = world.objects.pop(("Pod", name))
+    before["metadata"] |= {"name": f"{name}7", "finalizers": ["kueue.x-k8s.io/managed"]}
+    await begin(world)
+    assert world.state == "Running" and world.marks == [f"{name}7"]
+
+
 RUNS = PodView("a", "a", "trainer", 0, 0, phase="Running", node="n", group="old")
 GOING = replace(RUNS, name="b", deleting=True)  # for ever, on a lost node
 HELD = replace(RUNS, name="c", phase="Pending", node="", deleting=True)

@@ -99,6 +99,17 @@ async def test_a_list_comes_in_pages_and_the_watch_begins_at_its_version() -> No
     assert {p["labelSelector"] for p in server.watched} == {"coxswain.dev/job-uid"}
 
 
+async def test_a_list_whose_pages_come_too_late_is_asked_for_as_a_whole() -> None:
+    first, late = page(0, config_map("a", 3), more="next"), Expired("the provided continue parameter is too old")
+    server = Server([first, late, page(9, config_map("a", 3), config_map("b", 8)), page(0)])
+    async with informing(server) as informer:
+        await informer.ready(0.1)
+        assert held(informer) == {"a": 3, "b": 8}
+    asked = [(params.get("limit"), params.get("continue"), params.get("deadline")) for _, params in server.listed]
+    assert asked == [("500", None, None), ("500", "next", None), (None, None, 60.0)]
+    assert server.watched[0]["resourceVersion"] == "9"
+
+
 async def test_each_page_of_a_long_list_and_each_answer_of_a_busy_server_is_a_sign_of_life() -> None:
     """Else /healthz would have an operator restarted in the midst of its list, and again in the midst of the next one."""
     now, slow = asyncio.get_running_loop().time, [page(0, more="next")] * 30 + [page(7)]

@@ -20,6 +20,8 @@ from coxswain_operator.kubernetes.resources import Resource
 log = logging.getLogger(__name__)
 
 PAGE = 500
+_PAGES: dict[str, Any] = {"limit": str(PAGE)}
+_WHOLE: dict[str, Any] = {"deadline": 60.0}  # seconds
 WATCH_SECONDS = 300  # the server then ends a watch; the next one continues it
 SILENCE_SECONDS = 70.0  # the server sends a bookmark every minute: a longer silence is a dead stream
 BETWEEN_WATCHES = 1.0  # seconds at least, should the server end each at once
@@ -122,9 +124,18 @@ class Informer:
         self._last_error = str(error)
 
     async def _list(self) -> None:
-        """A LIST without resourceVersion is current, also on a server that has just caught up."""
+        """A LIST without resourceVersion is current, also on a server that has just caught up.
+
+        A server that is slow may have forgotten the first page's version before the last page: then all is one page.
+        """
+        try:
+            await self._list_in(_PAGES)
+        except Expired:
+            await self._list_in(_WHOLE)
+
+    async def _list_in(self, how: dict[str, Any]) -> None:
         listed: set[Name] = set()
-        page = await self._page("")
+        page = await self._page("", how)
         while True:
             for item in page.items or ():
                 entry = self.read(item)
@@ -132,15 +143,15 @@ class Informer:
                 self.cache.put(entry)
             if not page.metadata.next:
                 break
-            page = await self._page(page.metadata.next)
+            page = await self._page(page.metadata.next, how)
         self.cache.replace(listed, int(page.metadata.resource_version))
         self._last_error, self._refused, self._absent = "", False, False
         self._synced.set()
         self._answered.set()
 
-    async def _page(self, after: str) -> _Page:
+    async def _page(self, after: str, how: dict[str, Any]) -> _Page:
         more: dict[str, Any] = {"continue": after} if after else {}
-        content = await self._connection.send("GET", self._path, limit=str(PAGE), **self._selector, **more)
+        content = await self._connection.send("GET", self._path, **how, **self._selector, **more)
         self.heard = asyncio.get_running_loop().time()  # of each page: a long list is not silent
         return msgspec.json.decode(content, type=_Page)
 

@@ -16,8 +16,10 @@ from coxswain.errors import Refused
 Manifest = dict[str, Any]
 Pair = tuple[int, int]  # soft and hard limit
 
-_FILES, _FILES_EACH = 48, 8  # of the process with the most: the coordinator, or a worker, which knows all others
+# As measured of the process with the most files: the coordinator, or a worker, which knows all others.
+_FILES, _FILES_EACH = 24, 6
 _TASKS, _TASKS_EACH = 32, 24  # processes and threads
+_SPARE = 4  # times as much as is needed, where a soft limit is raised
 _ADDRESSES = 3 << 30  # bytes: importing torch reserves that much
 
 
@@ -33,7 +35,7 @@ class Need:
 
 
 def needs(job: Manifest, root: bool) -> Iterator[Need]:
-    """What a run of the job certainly needs; a limit of a user's processes does not bind root."""
+    """What no run of the job goes without; a limit of a user's processes does not bind root."""
     size = job["spec"].get("trainers") or {}
     trainers = int(size.get("count", 1))
     devices = trainers * int(size.get("devicesPerTrainer", 1))
@@ -44,11 +46,13 @@ def needs(job: Manifest, root: bool) -> Iterator[Need]:
 
 
 def enough(limits: Pair, least: int) -> int | None:
-    """The soft limit that the run gets; None: the hard one allows too little."""
+    """The soft limit that the run gets: as it is, or with some to spare. None: the hard one allows too little."""
     soft, hard = limits
     if _reaches(soft, least):
         return soft
-    return least if _reaches(hard, least) else None
+    if not _reaches(hard, least):
+        return None
+    return _SPARE * least if hard == resource.RLIM_INFINITY else min(hard, _SPARE * least)
 
 
 def _reaches(limit: int, least: int) -> bool:

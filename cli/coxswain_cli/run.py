@@ -23,6 +23,7 @@ from coxswain_cli.apply import NAMESPACE, apply
 from coxswain_cli.display import Display
 from coxswain_cli.interrupts import Interrupts, SteadyStream
 from coxswain_cli.jsonlines import JsonOutput
+from coxswain_cli.limits import check_limits
 from coxswain_cli.output import Output, TextOutput
 from coxswain_cli.preflight import check_ports, check_room, check_stops, check_volumes, lock_checkpoints
 from coxswain_cli.progress import View, Watcher
@@ -97,6 +98,7 @@ def _run_files(
         check_volumes(objects)
         job = next(o for o in objects if o["kind"] == "TrainingJob")
         check_stops(job)
+        check_limits(job)
         folder = workdir or default_workdir(job["metadata"]["name"])
         return asyncio.run(run(objects, folder, options, output, interrupts))
     except Refused as error:

@@ -60,7 +60,7 @@ class Cluster(Protocol):
         """Pods of all jobs that have had that name, but for those of the job with the uid `besides`."""
         ...
 
-    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+    async def leave_queue(self, namespace: str, group: str, pod: str, uid: str = "") -> None:
         """Ends a group of pods in Kueue: annotates this pod or, without one, deletes the Workload."""
         ...
 

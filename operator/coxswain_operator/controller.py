@@ -83,7 +83,7 @@ class Controller:
     async def _release_orphans(self, namespace: str, name: str) -> None:
         """Releases pods that a queue keeps; the cluster removes all else of a deleted job."""
         for action in queueing.release_groups(await self._cluster.orphans(namespace, name)):
-            await self._cluster.leave_queue(namespace, action.group, action.pod)
+            await self._cluster.leave_queue(namespace, action.group, action.pod, action.uid)
 
     async def pass_once(self, namespace: str, name: str) -> Decision | None:
         """Observes, decides and executes once. Raises what the cluster raises; None: no such job."""
@@ -151,11 +151,11 @@ class Controller:
         return tuple(holder_view(h, job) for h in found if h is not None and controller_of(h).get("uid") != uid)
 
     async def _leftovers(self, job: Manifest) -> tuple[PodView, ...]:
-        """Pods of earlier jobs of the same name, if they hold a name: no pass over their own job deletes them."""
-        if not any(kind == "Pod" for kind, _ in self._executor.refusals(job).taken):
-            return ()
-        meta = job["metadata"]
-        return await self._with_nodes(await self._cluster.orphans(meta["namespace"], meta["name"], meta["uid"]))
+        """Pods of earlier jobs of the same name that hold a name, or that a queue keeps: no pass over their own job ends them."""
+        meta, taken = job["metadata"], self._executor.refusals(job).taken
+        found = await self._cluster.orphans(meta["namespace"], meta["name"], meta["uid"])
+        hold_names = any(kind == "Pod" for kind, _ in taken)
+        return await self._with_nodes([pod for pod in found if hold_names or pod.group])
 
     async def _pods(self, job: Manifest) -> tuple[PodView, ...]:
         """Adds conditions of nodes only where they matter: it needs a cluster-wide right."""

@@ -105,8 +105,8 @@ class ActionExecutor:
                 return await self._create(job, manifest)
             case CreatePod():
                 return await self._create(job, self._manifest(job, action))
-            case LeaveQueue(group, pod):
-                call = self._cluster.leave_queue(namespace, group, pod)
+            case LeaveQueue(group, pod, uid):
+                call = self._cluster.leave_queue(namespace, group, pod, uid)
                 return await self._permitted(job, f"group {group}", call)
             case CheckpointAndStop(reason, at_step):
                 return await self._control.checkpoint_and_stop(job, reason, at_step)

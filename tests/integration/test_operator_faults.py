@@ -16,6 +16,7 @@ from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_JOB_
 from coxswain_operator.children.common import CONTENT
 from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
+from coxswain_operator.kubernetes.connection import Busy
 from coxswain_operator.leader import Timing
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import RequeueDelay, WorkQueue
@@ -90,6 +91,19 @@ async def test_a_server_that_goes_on_failing_is_retryable_and_quoted() -> None:
     async with answering(answer) as connection:
         with pytest.raises(Retryable, match=r"GET /x did not succeed within 2 s.*etcd has no leader"):
             await connection.call("GET", "/x", deadline=2.0)
+
+
+@pytest.mark.parametrize(("status", "busy"), [(429, True), (500, True), (503, True), (401, False), (408, False)])
+async def test_an_answer_of_a_busy_server_differs_from_none(status: int, busy: bool) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status)
+
+    async with answering(answer) as connection:
+        with pytest.raises(Retryable) as call:
+            await connection.call("GET", "/x", deadline=0.1)
+        with pytest.raises(Retryable) as watch:
+            await anext(connection.lines("/x", 1.0))
+    assert [isinstance(found.value, Busy) for found in (call, watch)] == [busy, busy]
 
 
 async def test_a_server_that_does_not_answer_within_the_deadline_is_not_asked_again_behind_it() -> None:

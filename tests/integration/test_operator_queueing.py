@@ -13,7 +13,7 @@ from coxswain_operator.children.scheduling import RETRIABLE
 from e2e.cluster.process import wait_until
 from tests.fake_coordinator import FakeCoordinator
 from tests.integration.apiserver import ApiServer
-from tests.integration.operator_parts import MERGE, Kubelet, Manifest, apply_all, new_namespace, operating
+from tests.integration.operator_parts import MERGE, Kubelet, Manifest, apply_all, connected, new_namespace, operating
 from tests.integration.test_operator_reconcile import job, state, until
 from tests.unit.fake_cluster import report
 from tests.unit.test_reconcile_queueing import QUEUE, group_of
@@ -111,6 +111,17 @@ async def test_a_job_that_is_deleted_in_its_queue_leaves_no_pods_behind(api: Api
         await until(lambda: not kueue.stands())
         kueue.let_go()
     assert kueue.pods.names() == []
+
+
+async def test_the_mark_that_ends_a_group_never_meets_another_pod_of_that_name(api: ApiServer) -> None:
+    async with queued(api) as (namespace, kueue), connected(api) as cluster:
+        name = kueue.pods.names()[0]
+        await cluster.leave_queue(namespace, kueue.group, name, "of-another-pod")
+        assert kueue.marked() == []
+        uid = next(p["metadata"]["uid"] for p in kueue.pods.pods() if p["metadata"]["name"] == name)
+        await cluster.leave_queue(namespace, kueue.group, name, uid)
+        assert kueue.marked() == [name]
+        kueue.let_go()
 
 
 async def test_a_failed_job_marks_its_group_as_over(api: ApiServer) -> None:

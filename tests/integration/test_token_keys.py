@@ -44,3 +44,9 @@ async def test_a_secret_without_a_usable_key_is_refused_by_name(api: ApiServer, 
     async with Connection(find_access(api.kubeconfig)) as connection:
         with pytest.raises(Refused, match=f"Secret {KEY_SECRET} needs keys of at least 32 bytes; add one"):
             await load_keys(connection, namespace)
+
+
+async def test_an_operator_in_a_namespace_that_does_not_exist_is_refused_by_its_option(api: ApiServer) -> None:
+    async with Connection(find_access(api.kubeconfig)) as connection:
+        with pytest.raises(Refused, match="--operator-namespace nowhere: the cluster has no such namespace; create it"):
+            await load_keys(connection, "nowhere")

@@ -1,6 +1,7 @@
 """The local cluster runs pods as a kubelet does: real processes, tiny programs."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -60,6 +61,33 @@ async def test_a_program_that_does_not_exist_is_a_start_error(cluster):
     status = await run_to_end(cluster, pod({"name": "main", "command": ["/no/such/program"]}))
     assert (terminated(status)["exitCode"], terminated(status)["reason"]) == (128, "StartError")
     assert "/no/such/program" in terminated(status)["message"]
+
+
+def children():
+    """Numbers of this process's own processes."""
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+
+
+async def test_a_process_that_cannot_be_watched_ends_at_once(cluster, monkeypatch):
+    def no_more(pid):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", no_more)
+    status = await run_to_end(cluster, pod(container(SLEEP)))
+    assert terminated(status)["message"] == "cannot start 'main': Too many open files"
+    assert children() == ""
+
+
+async def test_a_pod_that_gets_no_address_is_refused_and_not_kept(cluster, monkeypatch):
+    def no_more(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", no_more)
+        with pytest.raises(Refused, match=r"no socket for .* \(Too many open files\); raise `ulimit -n`"):
+            await cluster.create(pod(container("pass")))
+    assert await cluster.list("Pod", "default") == []
+    assert (await run_to_end(cluster, pod(container("pass"))))["phase"] == "Succeeded"
 
 
 async def test_the_termination_log_becomes_the_termination_message(cluster):

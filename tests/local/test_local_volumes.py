@@ -26,11 +26,11 @@ async def cluster(tmp_path):
         yield cluster
 
 
-async def environment_of(cluster, env=(), args=(), mounts=(), **spec):
-    """What a container saw."""
+async def environment_of(cluster, env=(), args=(), mounts=(), more=(), sources=(), **spec):
+    """What a container saw. `more`: entries of its `env`; `sources`: of its `envFrom`."""
     out = cluster.workdir / "out.json"
     environment = [{"name": "OUT", "value": str(out)}, *({"name": k, "value": v} for k, v in dict(env).items())]
-    main = container(DUMP, env=environment, volumeMounts=[*mounts])
+    main = container(DUMP, env=[*environment, *more], volumeMounts=[*mounts], envFrom=[*sources])
     main["args"] = [*main["args"], *args]
     status = await run_to_end(cluster, pod(main, **spec))
     assert status["phase"] == "Succeeded", (status, (cluster.workdir / "logs/p/main.log").read_text())
@@ -101,6 +101,13 @@ async def test_a_host_name_of_the_pods_subdomain_is_the_address_of_that_pod_befo
     assert seen["env"]["URL"] == f"http://{coordinator['status']['podIP']}:7400"
 
 
+async def test_a_name_that_only_ends_like_the_subdomain_is_no_pods(cluster):
+    """Of a job that is called like a domain or like the end of a file's name."""
+    given = {"PROXY": "https://example.dev:8080", "FILE": "settings.dev", "OTHER": "my-dev-coordinator.dev"}
+    seen = await environment_of(cluster, given, subdomain="dev", hostname="dev-trainer-0")
+    assert {name: seen["env"][name] for name in given} == given
+
+
 async def test_field_references_name_the_pod_itself(cluster):
     fields = {"NAME": "metadata.name", "UID": "metadata.uid", "IP": "status.podIP", "LABEL": "metadata.labels['role']"}
     env = [{"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in fields.items()]
@@ -140,6 +147,57 @@ async def test_an_emptydir_goes_with_its_pod(cluster):
 async def test_variables_in_arguments_are_expanded(cluster):
     seen = await environment_of(cluster, {"STEP": "7"}, ["--step=$(STEP)", "$(UNKNOWN)"])
     assert seen["argv"] == ["--step=7", "$(UNKNOWN)"]
+
+
+async def test_a_reference_is_expanded_as_a_kubelet_does_and_only_once(cluster):
+    """Not of this machine's environment, which no container on a cluster has; and not what stands in a Secret."""
+    await cluster.create(configuration("Secret", "login", stringData={"word": "a$(FIRST)b$$c"}))
+    env = [
+        {"name": "EARLY", "value": "$(FIRST)"},
+        {"name": "FIRST", "value": "1"},
+        {"name": "NEXT", "value": "$(FIRST)$(NO-SUCH)$(PATH)"},
+        {"name": "ESCAPED", "value": "$$(FIRST) $$ $x $("},
+        {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "login", "key": "word"}}},
+        {"name": "my.name", "value": "2"},
+    ]
+    seen = await environment_of(cluster, {}, ["$(my.name)", "$$(FIRST)", "$(WORD)", "$(PATH)"], more=env)
+    assert {k: seen["env"].get(k) for k in ("EARLY", "NEXT", "ESCAPED", "WORD")} == {
+        "EARLY": "$(FIRST)", "NEXT": "1$(NO-SUCH)$(PATH)", "ESCAPED": "$(FIRST) $ $x $(", "WORD": "a$(FIRST)b$$c",
+    }  # fmt: skip
+    assert seen["argv"] == ["2", "$(FIRST)", "a$(FIRST)b$$c", "$(PATH)"]
+
+
+async def test_all_keys_of_an_envfrom_are_variables_and_an_absent_optional_one_is_none(cluster):
+    await cluster.create(configuration("Secret", "cloud", stringData={"KEY": "s3", "MODE": "old"}))
+    sources = [
+        {"prefix": "MY_", "secretRef": {"name": "cloud"}},
+        {"secretRef": {"name": "cloud"}},
+        {"configMapRef": {"name": "nosuch", "optional": True}},
+    ]
+    absent = {"name": "ABSENT", "valueFrom": {"secretKeyRef": {"name": "nosuch", "key": "k", "optional": True}}}
+    env = [absent, {"name": "MODE", "value": "of $(KEY)"}]
+    seen = await environment_of(cluster, {}, [], more=env, sources=sources)
+    names = ("MY_KEY", "MY_MODE", "KEY", "MODE", "ABSENT")
+    assert [seen["env"].get(n) for n in names] == ["s3", "old", "s3", "of s3", None]
+    status = await run_to_end(cluster, pod(container("pass", envFrom=[{"secretRef": {"name": "nosuch"}}]), name="q"))
+    assert status["message"] == "envFrom: Secret 'nosuch' does not exist"
+
+
+async def test_a_secret_that_is_no_text_reaches_its_variable_as_it_is(cluster):
+    data = base64.b64encode(b"\xff").decode()
+    await cluster.create(configuration("Secret", "raw", data={"k": data}))
+    reference = {"name": "RAW", "valueFrom": {"secretKeyRef": {"name": "raw", "key": "k"}}}
+    program = "import os; print(os.environb[b'RAW'].hex())"
+    await run_to_end(cluster, pod(container(program, env=[reference])))
+    assert (cluster.workdir / "logs/p/main.log").read_text().split() == ["ff"]
+
+
+async def test_a_pod_whose_volumes_cannot_be_made_says_why(cluster):
+    (cluster.workdir / "volumes").write_text("in the way")
+    manifest = pod(container("pass", volumeMounts=[mounted("v", "/v")]), volumes=[{"name": "v", "emptyDir": {}}])
+    status = await run_to_end(cluster, manifest)
+    assert (status["phase"], status["reason"]) == ("Failed", "MachineTrouble")
+    assert "Not a directory" in status["message"] and f"{cluster.workdir}/volumes" in status["message"]
 
 
 async def test_a_container_without_a_command_is_refused_by_name(cluster):

@@ -87,6 +87,7 @@ class FakeCluster:
         self.status_writes = 0
         self.sizes_asked: list[int] = []  # that the coordinator was asked for
         self.reply_to_size: Callable[[int], SizeReply | None] = lambda _: SizeReply("Refused", 0, "it cannot")
+        self.size_reported: Callable[[], int] = lambda: 0  # by the coordinator
         self.watchers: list[asyncio.Queue[WatchEvent]] = []
         self.level = ""  # of Pod Security, that the namespace enforces
         self.unplaceable: set[str] = set()  # members for whose pods no node has room
@@ -120,7 +121,7 @@ class FakeCluster:
         )
         return [pod_view(p) for p in ours]
 
-    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+    async def leave_queue(self, namespace: str, group: str, pod: str, uid: str = "") -> None:
         """This world has no queue."""
         self.before_call("leave", group)
 
@@ -189,7 +190,9 @@ class FakeCluster:
 
     async def report(self, job: Manifest) -> JobReport | None:
         alive = self.pod("coordinator")
-        return self.report_now if alive and alive["status"]["phase"] == "Running" else None
+        if self.report_now is None or not (alive and alive["status"]["phase"] == "Running"):
+            return None
+        return msgspec.structs.replace(self.report_now, size=self.size_reported())
 
     async def resize(self, job: Manifest, trainers: int) -> SizeReply | None:
         self.before_call("size", str(trainers))

@@ -13,6 +13,7 @@ from coxswain import wire
 from coxswain.config import RecoveryConfig, ReplicaShape, StageShape
 from coxswain.presets import PRESETS
 from coxswain_coordinator.api.handlers import Handlers
+from coxswain_coordinator.api.report import job_report
 from coxswain_coordinator.world.presence import are_gathered
 from coxswain_coordinator.world.resize import refusal, resize
 from coxswain_link.http_server import HttpService
@@ -75,7 +76,9 @@ async def test_a_job_that_has_ended_answers_no_number(tmp_path):
 async def test_a_number_that_is_taken_back_before_its_trainers_came_is_done_at_once(tmp_path):
     async with training(small(tmp_path)) as lead:
         assert resize(lead.state, 5).message == "waiting for trainer-2, trainer-3, trainer-4 to register"
+        assert job_report(lead.state).size == 5
         assert resize(lead.state, 2) == wire.SizeReply("Done", 2)
+        assert job_report(lead.state).size == 2
         assert lead.state.size == 2
 
 

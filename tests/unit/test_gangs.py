@@ -108,6 +108,30 @@ def test_a_group_is_made_before_the_pods_that_name_it() -> None:
     assert found[-1] == "PodDisruptionBudget" and "PodGroup" in found
 
 
+@pytest.mark.parametrize("placed", [False, True])
+async def test_another_queue_in_the_jobs_label_makes_another_group_only_while_no_pod_has_a_node(placed: bool) -> None:
+    world = with_job()
+    controller = Controller(world, world, world.clock, settings=Settings(gang_backend="Volcano"), keys=KEYS)
+
+    async def passes() -> Manifest:
+        for _ in range(4):
+            await controller.pass_once(NAMESPACE, "demo")
+            world.tick()
+        (group,) = (o for (kind, _), o in world.objects.items() if kind == "PodGroup")
+        return group
+
+    before = await passes()
+    if placed:
+        world.run_all()
+        world.report_now = report()
+    world.job["metadata"]["labels"] = {"volcano.sh/queue-name": "other"}
+    world.job["metadata"]["resourceVersion"] = str(next(world.versions))
+    after = await passes()
+    assert (after["metadata"]["uid"] == before["metadata"]["uid"]) == placed
+    assert after["spec"].get("queue") == (None if placed else "other")
+    assert world.deleted == []
+
+
 async def test_each_start_has_a_group_of_its_own_and_the_group_of_the_start_before_goes() -> None:
     world = with_job(trainers={"count": 2, "minCount": 1, "maxCount": 4})
     controller = Controller(world, world, world.clock, Settings(gang_backend="Coscheduling"))

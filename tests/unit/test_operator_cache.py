@@ -129,6 +129,16 @@ def test_an_object_with_a_new_owner_leaves_the_old_ones_listing() -> None:
     assert list(cache.of_owner("new")) == []
 
 
+def test_owners_are_found_by_the_labels_of_their_objects_and_one_without_objects_is_none() -> None:
+    cache = filled(entry(5, owner="first"), entry(6, owner="second", name=("lab", "q"), uid="v"))
+    assert sorted(cache.owners("lab", {})) == ["first", "second"]
+    cache.put(entry(7, owner="second", uid="w"))  # another object took the name, and no deletion was seen
+    assert list(cache.owners("lab", {})) == ["second"]
+    cache.put(entry(8, owner="", name=("lab", "r"), uid="x"))
+    assert list(cache.owners("lab", {"no": "such"})) == list(cache.owners("other", {})) == []
+    assert list(cache.owners("lab", {LABEL_JOB_UID: "second"})) == ["second"]
+
+
 def test_a_removed_object_leaves_its_siblings_with_their_owner() -> None:
     cache = filled(entry(5), entry(6, "sibling", "w", name=("lab", "q")))
     cache.forget(NAME, 7)

@@ -37,7 +37,7 @@ OTHER: Manifest = {"metadata": {"name": "other", "namespace": "lab", "uid": "o"}
 CREATE = next(a for a in Scene().decide().of(CreatePod) if isinstance(a, CreatePod))
 WRITE, OLD = WriteStatus("TrainingJob", "demo", {}, "7"), Delete("ConfigMap", "demo-config", "c")
 CONFIG = Create({"kind": "ConfigMap", "metadata": {"name": "demo-config", "namespace": "lab"}})
-STOP, LEAVE, EVENT = CheckpointAndStop("suspended", 7), LeaveQueue("old", "p"), Event("Suspended", "saved")
+STOP, LEAVE, EVENT = CheckpointAndStop("suspended", 7), LeaveQueue("old", "p", "uid-p"), Event("Suspended", "saved")
 
 
 def pod(number: int) -> CreatePod:
@@ -116,7 +116,7 @@ async def test_a_status_comes_before_events_these_before_objects_then_pods_and_a
         ("delete", "Pod", "lab", "demo-trainer-1-0", "uid-0", False),
         ("create", "demo-trainer-1-1"),
         ("delete", "Pod", "lab", "demo-trainer-1-1", "uid-1", True),
-        ("leave", "lab", "old", "p"),
+        ("leave", "lab", "old", "p", "uid-p"),
         ("stop", "suspended", 7),
     ]
 

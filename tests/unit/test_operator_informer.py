@@ -13,8 +13,8 @@ import pytest
 
 from coxswain.errors import Refused, Retryable
 from coxswain_operator.cluster import Denied
-from coxswain_operator.kubernetes.connection import Connection, Expired, NotFound
-from coxswain_operator.kubernetes.informer import Informer
+from coxswain_operator.kubernetes.connection import Busy, Connection, Expired, NotFound
+from coxswain_operator.kubernetes.informer import LONGEST_PAUSE, Informer
 from coxswain_operator.kubernetes.resources import BY_KIND
 
 pytestmark = pytest.mark.looptime(start=1000)
@@ -97,6 +97,37 @@ async def test_a_list_comes_in_pages_and_the_watch_begins_at_its_version() -> No
     assert all("resourceVersion" not in params for _, params in server.listed)
     assert server.watched[0]["resourceVersion"] == "7"
     assert {p["labelSelector"] for p in server.watched} == {"coxswain.dev/job-uid"}
+
+
+async def test_a_list_whose_pages_come_too_late_is_asked_for_as_a_whole() -> None:
+    first, late = page(0, config_map("a", 3), more="next"), Expired("the provided continue parameter is too old")
+    server = Server([first, late, page(9, config_map("a", 3), config_map("b", 8)), page(0)])
+    async with informing(server) as informer:
+        await informer.ready(0.1)
+        assert held(informer) == {"a": 3, "b": 8}
+    asked = [(params.get("limit"), params.get("continue"), params.get("deadline")) for _, params in server.listed]
+    assert asked == [("500", None, None), ("500", "next", None), (None, None, 60.0)]
+    assert server.watched[0]["resourceVersion"] == "9"
+
+
+async def test_each_page_of_a_long_list_and_each_answer_of_a_busy_server_is_a_sign_of_life() -> None:
+    """Else /healthz would have an operator restarted in the midst of its list, and again in the midst of the next one."""
+    now, slow = asyncio.get_running_loop().time, [page(0, more="next")] * 30 + [page(7)]
+
+    class Slow(Server):
+        async def send(self, method: str, path: str, **params: str) -> bytes:
+            await asyncio.sleep(9)
+            return await super().send(method, path, **params)
+
+    async with informing(Slow(slow)) as informer:
+        await asyncio.sleep(200)
+        assert now() - informer.heard <= 9
+    async with informing(Server([Busy("429: too many requests, please try again later")])) as informer:
+        await asyncio.sleep(200)
+        assert now() - informer.heard <= LONGEST_PAUSE
+    async with informing(Server([Retryable("no route to host")])) as informer:
+        await asyncio.sleep(200)
+        assert now() - informer.heard > 200
 
 
 async def test_a_watch_that_ends_in_order_goes_on_at_the_version_that_it_reached() -> None:

@@ -14,6 +14,7 @@ from coxswain.wire import SizeReply
 from coxswain_operator.children.configuration import JOB
 from coxswain_operator.reconcile import live_size
 from coxswain_operator.reconcile.actions import RequeueAt, Sizing, WriteStatus
+from coxswain_operator.reconcile.member_failures import MISSED_SECONDS
 from coxswain_operator.views import Event, Manifest
 from tests.unit.fake_cluster import FakeCluster, live, member_of, report, training_job, with_job
 from tests.unit.reconcile_scenes import GANG, NOW, Scene, ended
@@ -31,7 +32,7 @@ class World:
     def __init__(self, cluster: FakeCluster, size: int) -> None:
         self.cluster, self.target, self.slow = cluster, size, False
         self._size = size
-        cluster.reply_to_size = self.reply
+        cluster.reply_to_size, cluster.size_reported = self.reply, lambda: self.target
 
     @property
     def missing(self) -> list[str]:
@@ -109,6 +110,38 @@ async def test_a_job_shrinks_only_after_its_world_and_grows_again_under_new_name
     assert {m: uids(cluster)[m] for m in ("coordinator", "loader-0", "trainer-0", "trainer-1")} == {
         m: before[m] for m in ("coordinator", "loader-0", "trainer-0", "trainer-1")
     }
+
+
+async def test_a_smaller_number_that_is_taken_back_before_the_world_has_it_is_taken_back_from_the_coordinator_too() -> (
+    None
+):
+    cluster, world = await live_world(4)
+    before, world.slow = uids(cluster), True
+    for count in 2, 4:
+        scale(cluster, count)
+        await passes(cluster, 2)
+    assert world.target == 4
+    world.slow = False
+    await passes(cluster)
+    assert (world.size, uids(cluster), cluster.job["status"]["attempt"]) == (4, before, 0)
+    cluster.sizes_asked.clear()
+    await passes(cluster)
+    assert cluster.sizes_asked == []
+
+
+@pytest.mark.parametrize(("size", "again"), [(4, True), (2, False), (0, False)])
+async def test_a_trainer_that_was_let_go_and_is_wanted_again_gets_another_pod(size: int, again: bool) -> None:
+    """It had left for a smaller number, which was taken back before the operator saw that it was done."""
+    cluster, _ = await live_world(4)
+    before = uids(cluster)
+    cluster.size_reported = lambda: size
+    cluster.end(cluster.pod("trainer-3") or {}, 0)
+    await passes(cluster)
+    assert uids(cluster) == before
+    cluster.tick(MISSED_SECONDS)
+    await passes(cluster)
+    assert (cluster.created[-1] == "demo-trainer-3-1") == again
+    assert cluster.job["status"]["restarts"] == {"counted": 0, "ignored": int(again)}
 
 
 async def test_a_trainer_that_leaves_before_its_pod_was_created_gets_none() -> None:
@@ -284,6 +317,7 @@ class Healthy(Watched):
 
 @given(live_scalings)
 @example([("scale", 3), ("scale", 2), ("scale", 3)])
+@example([("slow", 0), ("scale", 1), ("scale", 2)])
 @settings(max_examples=60)
 def test_scaling_live_at_any_moment_with_crashes_restarts_no_pod_and_ends_with_the_last_count(
     what: list[tuple[str, int]],

@@ -184,6 +184,10 @@ def test_a_loss_names_its_pod_its_exit_code_and_the_fault_in_its_message() -> No
     texts = {
         ended(9, message=said): "trainer-1: exit code 9 (BadShard: shard 3 is torn)",
         ended(9, reason="OOMKilled"): "trainer-1: exit code 9 (OOMKilled)",
+        ended(128, reason="StartError", message='exec: "python": not found'): (
+            'trainer-1: exit code 128 (StartError: exec: "python": not found)'
+        ),
+        ended(9, reason="Error", message="what a program writes is not shown"): "trainer-1: exit code 9 (Error)",
         ended(9): "trainer-1: exit code 9",
         ended(None): "trainer-1: no exit code",
     }

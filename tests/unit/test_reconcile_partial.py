@@ -30,7 +30,7 @@ class Kueue(FakeCluster):
     async def admissions(self, namespace: str, job_uid: str) -> Sequence[AdmissionView] | None:
         return [admission_view(w) for w in self.workloads()] if self.serves else None
 
-    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+    async def leave_queue(self, namespace: str, group: str, pod: str, uid: str = "") -> None:
         if not pod:
             self.objects.pop(("Workload", group), None)
 

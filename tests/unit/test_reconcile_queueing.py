@@ -12,6 +12,7 @@ from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.actions import LeaveQueue
 from coxswain_operator.reconcile.pending import GATED
 from coxswain_operator.reconcile.queueing import release_groups
+from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import Manifest, PodView
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, live, member_of, training_job
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB, begin, passes
@@ -45,8 +46,9 @@ class Queued(FakeCluster):
         self.ended: list[str] = []  # groups whose Workloads were deleted
         self.marks: list[str] = []  # names of pods
 
-    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+    async def leave_queue(self, namespace: str, group: str, pod: str, uid: str = "") -> None:
         if pod:
+            assert self.objects["Pod", pod]["metadata"]["uid"] == uid
             self.marks.append(pod)
             self.objects["Pod", pod]["metadata"].setdefault("annotations", {})[RETRIABLE] = "false"
             return
@@ -160,12 +162,61 @@ async def test_the_gated_pods_of_a_job_that_was_deleted_are_let_go() -> None:
     assert len(world.ended) == 1
 
 
+def deleted_and_made_again(world: Queued) -> list[Manifest]:
+    """The job and, by the garbage collector, its pods, before the operator looks; returns the pods of the first job."""
+    del world.objects["TrainingJob", "demo"]
+    for pod in world.pods():
+        pod["metadata"]["deletionTimestamp"] = stamp(world.now)
+    before = world.pods()
+    world.put(training_job(scheduling=QUEUE))
+    return before
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["gated", "running"])
+async def test_the_group_of_a_job_that_is_made_again_at_once_is_let_go_by_its_successor(runs: bool) -> None:
+    """No pass has seen that there was no job: the new one's are the only passes that look."""
+    world = await admitted() if runs else Queued()
+    if not runs:
+        await passes(world)
+        world.gate()
+    before = deleted_and_made_again(world)
+    world.report_now = None
+    await passes(world, 6)
+    groups = {group_of(pod) for pod in world.pods()}
+    assert len(world.pods()) == TOTAL and groups.isdisjoint(map(group_of, before))
+
+
+async def test_a_group_that_holds_no_name_of_the_job_that_is_made_again_is_let_go_too() -> None:
+    world = Queued()
+    await passes(world)
+    world.gate()
+    for pod in world.pods():  # the first job had started again: its pods have other numbers
+        meta = pod["metadata"]
+        world.objects["Pod", f"{meta['name']}7"] = world.objects.pop(("Pod", meta["name"]))
+        meta["name"] += "7"
+    before = deleted_and_made_again(world)
+    await passes(world, 6)
+    assert world.ended == [group_of(before[0])] and len(world.pods()) == TOTAL
+
+
+async def test_what_is_left_of_a_group_is_let_go_also_once_the_job_that_is_made_again_trains() -> None:
+    world = await admitted()
+    (before, *others) = deleted_and_made_again(world)
+    for pod in others:
+        world.vanish(pod)
+    name = before["metadata"]["name"]
+    world.objects["Pod", f"{name}7"] = world.objects.pop(("Pod", name))
+    before["metadata"] |= {"name": f"{name}7", "finalizers": ["kueue.x-k8s.io/managed"]}
+    await begin(world)
+    assert world.state == "Running" and world.marks == [f"{name}7"]
+
+
 RUNS = PodView("a", "a", "trainer", 0, 0, phase="Running", node="n", group="old")
 GOING = replace(RUNS, name="b", deleting=True)  # for ever, on a lost node
 HELD = replace(RUNS, name="c", phase="Pending", node="", deleting=True)
 DEAD = replace(RUNS, name="d", phase="Failed")
 MARKED = replace(DEAD, name="e", given_up=True)
-MARK_B, MARK_D, END = LeaveQueue("old", "b"), LeaveQueue("old", "d"), LeaveQueue("old")
+MARK_B, MARK_D, END = LeaveQueue("old", "b", "a"), LeaveQueue("old", "d", "a"), LeaveQueue("old")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +232,7 @@ MARK_B, MARK_D, END = LeaveQueue("old", "b"), LeaveQueue("old", "d"), LeaveQueue
         ((DEAD, MARKED), []),
         ((replace(DEAD, group=""), replace(DEAD, group="now"), DEAD), [MARK_D]),
         ((replace(RUNS, group="elder"), DEAD), [MARK_D]),
-        ((replace(DEAD, group="elder"), DEAD), [LeaveQueue("elder", "d"), MARK_D]),
+        ((replace(DEAD, group="elder"), DEAD), [LeaveQueue("elder", "d", "a"), MARK_D]),
     ],
 )
 def test_a_group_is_released_once_when_none_of_its_pods_runs_on(

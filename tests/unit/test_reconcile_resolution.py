@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import marshal
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from coxswain_operator.reconcile.actions import Observed
-from coxswain_operator.reconcile.validate import resolve_config
+from coxswain_operator.reconcile.validate import LatestResolutions, resolve_config
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import data_mix, data_source, training_job
 
@@ -56,3 +59,33 @@ def test_faults_are_remembered_as_well_and_gone_once_the_object_is_there():
     (job, faults), found = resolve_config(without), resolve_config(again(without))
     assert job is None and faults and found[1] is faults
     assert resolve_config(observed())[1] == ()
+
+
+def test_edits_of_sources_leave_nothing_behind_of_what_jobs_were_resolved_from_before():
+    """Of 300 sources in a namespace each edit resolves each job again: an operator has 512 MiB for all of them."""
+    seen, neighbour = observed(), data_source("neighbour")
+
+    def edit(number: int) -> None:
+        neighbour["spec"]["textField"] = f"{number}" + "x" * 100_000
+        resolve_config(replace(seen, sources=(*seen.sources, neighbour)))
+
+    edit(0)
+    tracemalloc.start()
+    for number in range(1, 50):
+        edit(number)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 500_000
+
+
+def test_the_jobs_that_were_looked_at_last_are_remembered():
+    latest, contents = LatestResolutions(most=2), {}
+    for uid in ("a", "b", "c"):
+        job = observed(uid).job
+        head = {"metadata": {"name": "demo", "namespace": "lab"}, "spec": job["spec"]}
+        contents[uid] = marshal.dumps((head, [data_source()], [data_mix()], [], uid), 2)
+    first = {uid: latest.get(uid, contents[uid]) for uid in ("a", "b")}
+    assert latest.get("a", contents["a"]) is first["a"]
+    latest.get("c", contents["c"])
+    assert latest.get("a", contents["a"]) is first["a"]
+    assert latest.get("b", contents["b"]) is not first["b"]

@@ -12,7 +12,8 @@ from msgspec.structs import replace as changed
 from coxswain.api.datasource import DataSourceStatus
 from coxswain.api.trainingjob import Checkpoint, FailurePolicy, OnCondition, TrainingJobSpec
 from coxswain.api.trainingjob_status import TrainingJobStatus
-from coxswain.wire import Fault, JobReport, PredictedLayout, SourceReport, StragglerReport, StrategyReport
+from coxswain.wire import Fault, JobEvent, JobReport, PredictedLayout, SourceReport, StragglerReport, StrategyReport
+from coxswain_operator.kubernetes.events import _stamp
 from coxswain_operator.reconcile import attempts, incarnations, progress, sources
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
 from coxswain_operator.reconcile.result import Termination
@@ -357,6 +358,11 @@ def test_measured_times_of_steps_alone_are_no_reason_to_write_the_status_at_once
     assert AT_ONCE < due_at(first, second, NOW) < NEVER
 
 
+def test_a_time_that_cannot_be_written_is_the_nearest_that_can() -> None:
+    assert [stamp(s) for s in (-1e300, 1e300)] == ["1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"]
+    assert [_stamp(s)[:10] for s in (-1e300, 1e300)] == ["1970-01-01", "9999-12-31"]
+
+
 LONG, HUGE = "x" * 5000, 1e300
 ENDLESSLY_SLOW = StragglerReport("trainer-1", 0, "n", HUGE, 7, 1000.0, "Node", LONG)
 WEIGHED = PredictedLayout(LONG, HUGE)
@@ -371,6 +377,13 @@ WEIGHED = PredictedLayout(LONG, HUGE)
         {"tokens_per_second": HUGE, "idle_fraction": HUGE, "eta_seconds": 10**30},
         {"strategy": StrategyReport(WEIGHED, (WEIGHED,) * 8)},
         {"stragglers": (ENDLESSLY_SLOW,) * 9},
+        {"stragglers": (StragglerReport(LONG, 10**30, LONG, HUGE, -1, HUGE, LONG), ENDLESSLY_SLOW)},
+        {"strategy": StrategyReport(WEIGHED, (WEIGHED,) * 20)},
+        {"checkpoint_time": HUGE, "checkpoint_step": 10**30, "checkpoint_uri": LONG},
+        {"checkpoint_time": -HUGE},
+        {"generation": 10**30, "steps": 10**30, "tokens": 10**30, "layout_hash": LONG},
+        {"generation": -1, "steps": -1, "tokens": -1},
+        {"events": (JobEvent(10**30, HUGE, "CheckpointSaved", LONG), JobEvent(7, HUGE, "CheckpointSaved", LONG))},
         {"waiting_for": LONG, "slow": LONG},
         {"fault": Fault(LONG, LONG)},
         {"fault": Fault("", "")},

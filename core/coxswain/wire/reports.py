@@ -108,12 +108,13 @@ class JobReport(msgspec.Struct, frozen=True):
     strategy: StrategyReport | None = None  # of mode Auto
     stragglers: tuple[StragglerReport, ...] = ()  # confirmed ones, the slowest first, at most five
     replace_node: NodeRequest | None = None  # what is wanted of the operator now
+    size: int = 0  # trainers that the job has, or shall have by the last question about it; 0: an earlier release
 
     def revision(self) -> str:
         """Changes with what needs an action at once, not with counters that grow while the job runs."""
         last = self.events[-1].sequence if self.events else -1
         fault = self.fault.reason if self.fault else ""
-        return f"{self.phase}/{self.generation}/{last}/{len(self.sources)}/{fault}/{self.reason}"
+        return f"{self.phase}/{self.generation}/{last}/{len(self.sources)}/{fault}/{self.reason}/{self.size}"
 
 
 class JobEvent(msgspec.Struct, frozen=True):

@@ -71,6 +71,13 @@ class Cache(Generic[T]):
             if (not namespace or entry.name[0] == namespace) and wanted <= entry.labels.items():
                 yield entry
 
+    def owners(self, namespace: str, labels: Mapping[str, str]) -> Iterator[str]:
+        """Those whose objects are in this namespace and have these labels, by the first one: an owner's have the same."""
+        for owner, entries in self._by_owner.items():
+            first = next(iter(entries.values()))
+            if owner and first.name[0] == namespace and labels.items() <= first.labels.items():
+                yield owner
+
     def of_owner(self, owner: str) -> Iterable[Entry[T]]:
         return self._by_owner.get(owner, {}).values()
 
@@ -112,7 +119,7 @@ class Cache(Generic[T]):
         if entry.uid in self._gone or (known is not None and known.version >= entry.version):
             return False
         if known is not None and known.owner != entry.owner:
-            self._by_owner[known.owner].pop(known.name)
+            self._disown(known)
         self._entries[entry.name] = entry
         self._by_owner.setdefault(entry.owner, {})[entry.name] = entry
         if known is None or known.uid != entry.uid or known.value != entry.value:
@@ -127,11 +134,15 @@ class Cache(Generic[T]):
 
     def _remove(self, name: Name) -> None:
         entry = self._entries.pop(name)
+        self._disown(entry)
+        self._notify(CacheEvent("DELETED", entry))
+
+    def _disown(self, entry: Entry[T]) -> None:
+        """Of an owner without objects nothing stays."""
         mine = self._by_owner[entry.owner]
-        del mine[name]
+        del mine[entry.name]
         if not mine:
             del self._by_owner[entry.owner]
-        self._notify(CacheEvent("DELETED", entry))
 
     def _notify(self, event: CacheEvent[T]) -> None:
         for queue in self._subscribers:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
+from coxswain.errors import Refused
 from coxswain.names import API_VERSION, LABEL_JOB
 from coxswain_operator.children.scheduling import RETRIABLE
 from coxswain_operator.children.template_policy import ENFORCE
@@ -105,18 +105,23 @@ class KubernetesCluster:
 
     async def orphans(self, namespace: str, job: str, besides: str = "") -> Sequence[PodView]:
         cache = (await self._ready("Pod", namespace)).cache
-        found = cache.select(namespace, {LABEL_JOB: job})
-        return [e.value for e in found if e.value is not None and e.owner not in ("", besides)]
+        earlier = [uid for uid in cache.owners(namespace, {LABEL_JOB: job}) if uid != besides]
+        return [
+            e.value for uid in earlier for e in cache.of_owner(uid) if e.value is not None and e.name[0] == namespace
+        ]
 
-    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+    async def leave_queue(self, namespace: str, group: str, pod: str, uid: str = "") -> None:
         """Where there is no Kueue, or no group any more, there is nothing to leave."""
         if pod:
-            with suppress(NotFound):
-                path, mark = (
-                    self._resources["Pod"].path(namespace, pod),
-                    {"metadata": {"annotations": {RETRIABLE: "false"}}},
-                )
+            path, head = self._resources["Pod"].path(namespace, pod), {"uid": uid} if uid else {}
+            mark = {"metadata": {**head, "annotations": {RETRIABLE: "false"}}}
+            try:
                 self._noted("Pod", namespace, await self._connection.send("PATCH", path, mark, MERGE))
+            except NotFound:
+                pass
+            except Refused as error:
+                if "metadata.uid" not in error.message:  # else another pod has that name now
+                    raise
             return
         await self._workloads.delete(namespace, group)
 

@@ -36,12 +36,16 @@ class Expired(CoxswainError):
     """The server no longer remembers this resourceVersion: list again."""
 
 
-class _Again(Exception):
-    """This attempt failed in a way that may pass. `after`: seconds that the server asks to wait."""
+class Busy(Retryable):
+    """The server answered each attempt, and could not do it now (429, 5xx)."""
 
-    def __init__(self, message: str, after: float = 0.0) -> None:
+
+class _Again(Exception):
+    """This attempt failed in a way that may pass. `after`: seconds that the server asks to wait. `busy`: it has answered so."""
+
+    def __init__(self, message: str, after: float = 0.0, busy: bool = False) -> None:
         super().__init__(message)
-        self.after = after
+        self.after, self.busy = after, busy
 
 
 class Connection:
@@ -91,7 +95,8 @@ class Connection:
         try:
             return await again(self._attempt, method, path, body, content_type, params, limit)
         except _Again as error:
-            raise Retryable(f"{method} {path} did not succeed within {limit:g} s: {error}") from error
+            kind = Busy if error.busy else Retryable
+            raise kind(f"{method} {path} did not succeed within {limit:g} s: {error}") from error
 
     async def _attempt(
         self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], limit: float
@@ -117,7 +122,9 @@ class Connection:
                     _read("GET", path, response, await response.read())
                 async for line in _split(response, torn):
                     yield line
-        except (aiohttp.ClientError, TimeoutError, OSError, _Again) as error:
+        except _Again as error:
+            raise (Busy if error.busy else Retryable)(f"GET {path} is refused for now: {error}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Retryable(f"GET {path} broke off: {type(error).__name__}: {error}") from error
 
     def _request(
@@ -164,10 +171,10 @@ def _read(method: str, path: str, response: aiohttp.ClientResponse, body: bytes)
     match response.status:
         case _ if _UNKNOWN_FIELD in message:
             raise Denied(reason or "Invalid", message)
-        case 401 | 408 | 429:
+        case 401 | 408:
             raise _Again(message, _pause(response))
-        case code if code >= 500:
-            raise _Again(message, _pause(response))
+        case code if code == 429 or code >= 500:
+            raise _Again(message, _pause(response), busy=True)
         case 404:
             raise NotFound(message)
         case 409:

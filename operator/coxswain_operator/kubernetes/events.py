@@ -8,7 +8,6 @@ import secrets
 import socket
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +16,7 @@ from coxswain_operator.cluster import AlreadyExists, Conflict
 from coxswain_operator.kubernetes.connection import JSON, MERGE, Connection
 from coxswain_operator.kubernetes.event_aggregator import EventAggregator, EventSeries
 from coxswain_operator.kubernetes.resources import EVENTS, FIELD_MANAGER
+from coxswain_operator.reconcile.times import moment
 from coxswain_operator.views import Event, Manifest
 
 log = logging.getLogger(__name__)
@@ -103,4 +103,4 @@ def _event(involved: Manifest, event: Event, name: str) -> Manifest:
 
 
 def _stamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return moment(seconds).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -13,13 +13,15 @@ from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_operator.backoff import doubled
 from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes.cache import Cache, Name
-from coxswain_operator.kubernetes.connection import Connection, Expired, NotFound
+from coxswain_operator.kubernetes.connection import Busy, Connection, Expired, NotFound
 from coxswain_operator.kubernetes.decoding import reader_of
 from coxswain_operator.kubernetes.resources import Resource
 
 log = logging.getLogger(__name__)
 
 PAGE = 500
+_PAGES: dict[str, Any] = {"limit": str(PAGE)}
+_WHOLE: dict[str, Any] = {"deadline": 60.0}  # seconds
 WATCH_SECONDS = 300  # the server then ends a watch; the next one continues it
 SILENCE_SECONDS = 70.0  # the server sends a bookmark every minute: a longer silence is a dead stream
 BETWEEN_WATCHES = 1.0  # seconds at least, should the server end each at once
@@ -110,7 +112,9 @@ class Informer:
         return self._synced.is_set() or not self._absent
 
     def _fail(self, error: Exception) -> None:
-        if not isinstance(error, Retryable):  # the server answered: a restart of the operator would not help
+        if isinstance(error, Busy) or not isinstance(
+            error, Retryable
+        ):  # it answered: a restart of the operator is no help
             self.heard = asyncio.get_running_loop().time()
         if isinstance(error, Refused | NotFound):
             self._refused, self._absent = isinstance(error, Refused), isinstance(error, NotFound)
@@ -120,9 +124,18 @@ class Informer:
         self._last_error = str(error)
 
     async def _list(self) -> None:
-        """A LIST without resourceVersion is current, also on a server that has just caught up."""
+        """A LIST without resourceVersion is current, also on a server that has just caught up.
+
+        A server that is slow may have forgotten the first page's version before the last page: then all is one page.
+        """
+        try:
+            await self._list_in(_PAGES)
+        except Expired:
+            await self._list_in(_WHOLE)
+
+    async def _list_in(self, how: dict[str, Any]) -> None:
         listed: set[Name] = set()
-        page = await self._page("")
+        page = await self._page("", how)
         while True:
             for item in page.items or ():
                 entry = self.read(item)
@@ -130,16 +143,16 @@ class Informer:
                 self.cache.put(entry)
             if not page.metadata.next:
                 break
-            page = await self._page(page.metadata.next)
+            page = await self._page(page.metadata.next, how)
         self.cache.replace(listed, int(page.metadata.resource_version))
-        self.heard = asyncio.get_running_loop().time()
         self._last_error, self._refused, self._absent = "", False, False
         self._synced.set()
         self._answered.set()
 
-    async def _page(self, after: str) -> _Page:
+    async def _page(self, after: str, how: dict[str, Any]) -> _Page:
         more: dict[str, Any] = {"continue": after} if after else {}
-        content = await self._connection.send("GET", self._path, limit=str(PAGE), **self._selector, **more)
+        content = await self._connection.send("GET", self._path, **how, **self._selector, **more)
+        self.heard = asyncio.get_running_loop().time()  # of each page: a long list is not silent
         return msgspec.json.decode(content, type=_Page)
 
     async def _follow(self) -> None:

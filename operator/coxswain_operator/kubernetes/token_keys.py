@@ -39,6 +39,9 @@ async def _read_or_create(connection: Connection, namespace: str) -> Manifest:
         return await connection.call("POST", SECRETS.path(namespace), body, fieldManager=FIELD_MANAGER)
     except AlreadyExists:  # another operator was faster
         return await connection.call("GET", path)
+    except NotFound as error:
+        message = f"--operator-namespace {namespace}: the cluster has no such namespace; create it, or name the operator's own"
+        raise Refused("NamespaceMissing", message) from error
 
 
 def _keys(secret: Manifest) -> tuple[bytes, ...]:

@@ -56,7 +56,10 @@ class Addresses:
 
 
 def _bind(address: str) -> socket.socket | None:
-    guard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        guard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    except OSError as error:
+        raise Refused("NoAddress", f"no socket for {address} ({error.strerror}); raise `ulimit -n`") from error
     try:
         guard.bind((address, _GUARD_PORT))
     except OSError as error:

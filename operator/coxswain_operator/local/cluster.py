@@ -12,7 +12,6 @@ import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
@@ -29,6 +28,7 @@ from coxswain_operator.local.objects import Key, Objects, key_of, write_atomical
 from coxswain_operator.local.pods import Machine, Pod, check_supported
 from coxswain_operator.local.probes import Prober
 from coxswain_operator.pod_decoding import pod_view
+from coxswain_operator.reconcile.times import moment
 from coxswain_operator.views import Event, Manifest, NodeView, PodView
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class LocalCluster:
         """None: there is no queue that could keep pods."""
         return ()
 
-    async def leave_queue(self, namespace: str, group: str, pod: str) -> None:
+    async def leave_queue(self, namespace: str, group: str, pod: str, uid: str = "") -> None:
         pass
 
     async def admissions(self, namespace: str, job_uid: str) -> None:
@@ -138,7 +138,11 @@ class LocalCluster:
             return self._objects.create(manifest)
         check_supported(manifest)
         stored = self._objects.create({**manifest, "status": {"phase": "Pending"}})
-        self._start(stored)
+        try:
+            self._start(stored)
+        except BaseException:  # a pod that nothing runs would be waited for
+            self._objects.remove(key_of(stored))
+            raise
         return stored
 
     async def replace(self, manifest: Manifest) -> Manifest:
@@ -237,7 +241,7 @@ class LocalCluster:
 
 def _precise(seconds: float) -> str:
     """With milliseconds, so that events and steps can be ordered."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment(seconds).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _lost(status: Manifest, now: str) -> Manifest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -13,7 +14,12 @@ from coxswain.errors import Refused
 from coxswain_operator.local.volumes import Lookup, Mounts, NotMountable
 from coxswain_operator.views import Manifest
 
-_VARIABLE = re.compile(r"\$\((\w+)\)")
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+
+
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """As a kubelet does: `$(NAME)` of what is defined, `$$` is one `$`, and all else stays as it is."""
+    return _REFERENCE.sub(lambda m: "$" if m[1] is None else variables.get(m[1], m[0]), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,7 @@ class ContainerEnv:
     address: Callable[[str], str]
     lookup: Lookup
 
-    def argv(self, environment: Mapping[str, str]) -> tuple[str, ...]:
+    def argv(self) -> tuple[str, ...]:
         """`python` is the interpreter of this process: no image brings another one."""
         words = [*self.container.get("command", ()), *self.container.get("args", ())]
         if not self.container.get("command"):
@@ -34,7 +40,8 @@ class ContainerEnv:
             raise Refused(
                 "NoCommand", f"container {name!r} has no `command`; the local cluster has no images to take one from"
             )
-        argv = [self._resolve(_VARIABLE.sub(lambda m: environment.get(m[1], m[0]), w)) for w in words]
+        own = self._own()
+        argv = [self._resolve(expanded(word, own)) for word in words]
         return (sys.executable, *argv[1:]) if argv[0] in ("python", "python3") else tuple(argv)
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -42,17 +49,34 @@ class ContainerEnv:
 
         PATH, HOME and the user's cloud credentials stay usable.
         """
-        environment = {**inherited, "PYTHONUNBUFFERED": "1"}
+        return {**inherited, "PYTHONUNBUFFERED": "1", **self._own()}
+
+    def _own(self) -> dict[str, str]:
+        """The container's variables. They refer to those before them; what a reference brings is no text to expand."""
+        own: dict[str, str] = {}
+        for source in self.container.get("envFrom", ()):
+            own |= self._all_of(source)
         for entry in self.container.get("env", ()):
-            value = self._from(entry["valueFrom"]) if "valueFrom" in entry else entry.get("value", "")
-            value = _VARIABLE.sub(lambda m: environment.get(m[1], m[0]), value)
-            environment[entry["name"]] = self._resolve(value)
-        return environment
+            value = self._from(entry["valueFrom"]) if "valueFrom" in entry else expanded(entry.get("value", ""), own)
+            if value is not None:
+                own[entry["name"]] = self._resolve(value)
+        return own
+
+    def _all_of(self, source: dict[str, Any]) -> dict[str, str]:
+        """Every key of an `envFrom`, behind its prefix."""
+        kind, spec = next((k, v) for k, v in source.items() if k != "prefix")
+        kind = "Secret" if kind == "secretRef" else "ConfigMap"
+        holder = self.lookup(kind, spec["name"])
+        if holder is None and not spec.get("optional"):
+            raise NotMountable(f"envFrom: {kind} {spec['name']!r} does not exist")
+        prefix = source.get("prefix", "")
+        return {prefix + key: self._resolve(_text(kind, v)) for key, v in ((holder or {}).get("data") or {}).items()}
 
     def _resolve(self, text: str) -> str:
         return resolve_hosts(self.mounts.resolve(text), self.pod, self.address)
 
-    def _from(self, source: dict[str, Any]) -> str:
+    def _from(self, source: dict[str, Any]) -> str | None:
+        """None: it is optional, and absent."""
         if "fieldRef" in source:
             return field_of(self.pod, source["fieldRef"]["fieldPath"])
         kind, spec = next(iter(source.items()))
@@ -63,23 +87,30 @@ class ContainerEnv:
             )
         return self._key_of("Secret" if kind == "secretKeyRef" else "ConfigMap", spec)
 
-    def _key_of(self, kind: str, spec: dict[str, Any]) -> str:
+    def _key_of(self, kind: str, spec: dict[str, Any]) -> str | None:
         holder = self.lookup(kind, spec["name"])
         if holder is None or spec["key"] not in holder.get("data", {}):
+            if spec.get("optional"):
+                return None
             raise NotMountable(f"{kind} {spec['name']!r} has no key {spec['key']!r}")
-        value: str = holder["data"][spec["key"]]
-        return base64.b64decode(value).decode() if kind == "Secret" else value
+        return _text(kind, holder["data"][spec["key"]])
+
+
+def _text(kind: str, value: str) -> str:
+    """Bytes of a Secret that are no text reach the process as they are."""
+    return os.fsdecode(base64.b64decode(value)) if kind == "Secret" else value
 
 
 def resolve_hosts(text: str, pod: Manifest, address: Callable[[str], str]) -> str:
-    """Replaces HOSTNAME.SUBDOMAIN of the pod's own subdomain, alone or as a URL's host, by that
-    pod's address.
+    """Replaces SUBDOMAIN-MEMBER.SUBDOMAIN of the pod's own subdomain, alone or as a URL's host, by that pod's address.
+
+    Another name that ends like it is no pod's: a job may be called `dev`, `com` or `json`.
     """
     subdomain = pod["spec"].get("subdomain", "")
     if not subdomain:
         return text
-    namespace = re.escape(pod["metadata"]["namespace"])
-    host = rf"([a-z0-9][-a-z0-9]*)\.{re.escape(subdomain)}(\.{namespace}(\.svc(\.cluster\.local)?)?)?"
+    own, namespace = re.escape(subdomain), re.escape(pod["metadata"]["namespace"])
+    host = rf"({own}-[-a-z0-9]*[a-z0-9])\.{own}(\.{namespace}(\.svc(\.cluster\.local)?)?)?"
     return re.sub(rf"(^|(?<=://)){host}(?=[:/]|$)", lambda m: address(f"{m[2]}.{subdomain}"), text)
 
 

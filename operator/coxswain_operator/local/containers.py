@@ -70,7 +70,8 @@ class Container:
         try:
             self._process = spawn(self._frame.command(self._spec))
         except OSError as error:
-            return self._ended(_CANNOT_START, begun, f"cannot start {error.filename!r}: {error.strerror}", "StartError")
+            what = error.filename or self.name
+            return self._ended(_CANNOT_START, begun, f"cannot start {what!r}: {error.strerror}", "StartError")
         self._show({"running": {"startedAt": begun}})
         prober = asyncio.create_task(self._watch_readiness())
         try:

@@ -79,6 +79,8 @@ class Pod:
             self._problem = {"reason": error.reason, "message": error.message}
         except NotMountable as error:
             self._problem = {"reason": "CreateContainerConfigError", "message": str(error)}
+        except OSError as error:  # such as a full disk
+            self._problem = {"reason": "MachineTrouble", "message": str(error)}
         finally:
             await self._stop_containers()  # a container runs on here only if another one could not start
             await self._stop_sidecars()
@@ -168,7 +170,7 @@ class Pod:
         environment = around.environment(os.environ) | {names.ENV_TERMINATION_LOG: str(self._termination_log(spec))}
         keep = (self._machine.lock, self._machine.addresses.guard(self._host))
         log = self._machine.log(self._name, spec["name"])
-        return Command(around.argv(environment), environment, self._machine.workdir, log, keep)
+        return Command(around.argv(), environment, self._machine.workdir, log, keep)
 
     def _changed(self) -> None:
         self._on_status(self.status())

@@ -96,7 +96,12 @@ def spawn(command: Command) -> Process:
             pass_fds=command.keep,
             preexec_fn=lambda: _kill_with(parent),  # safe: the cluster has no thread that could hold a lock now
         )
-    return Process(popen)
+    try:
+        return Process(popen)
+    except OSError:  # it could not be watched, and would run beside its successor
+        popen.kill()
+        popen.wait()
+        raise
 
 
 def _kill_with(parent: int) -> None:

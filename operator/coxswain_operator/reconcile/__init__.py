@@ -84,9 +84,7 @@ def conclude(ctx: Context, result: PolicyResult) -> Decision:
             *(_write(ctx, new) if due <= ctx.now else ()),
             *result.deletes,
             *result.creates,
-            *queueing.release_groups(
-                ctx.observed.pods, "" if result.state in ("Suspending", "Suspended") else _group(ctx)
-            ),
+            *queueing.release_groups(ctx.kept_pods, "" if result.state in ("Suspending", "Suspended") else _group(ctx)),
             *queueing.release_workloads(
                 ctx.observed.admissions, ctx.observed.pods, "" if result.state in _PODLESS else _group(ctx)
             ),

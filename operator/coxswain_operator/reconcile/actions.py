@@ -73,10 +73,14 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class LeaveQueue:
-    """Releases a group of pods from Kueue: annotates this pod or, without one, deletes the Workload."""
+    """Releases a group of pods from Kueue: annotates this pod or, without one, deletes the Workload.
+
+    `uid`: the pod's. Another job's pod may have its name by then.
+    """
 
     group: str
     pod: str = ""
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     present = {(c.kind, c.name) for c in ctx.observed.children}
     recorded = ("ConfigMap", record_name(job, pin)) in present
     contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
-    # Without a record a ConfigMap alone knows what the attempt began with.
-    judged = [c for c in ctx.observed.children if recorded or c.kind != "ConfigMap"]
+    judged = [c for c in ctx.observed.children if not _is_kept(ctx, c, recorded)]
     stale = [c for c in judged if c.content != contents.get((c.kind, c.name), c.content)]
     due = (m for m in wanted if ctx.all_serving or m["kind"] != "PodDisruptionBudget")
     missing = [m for m in due if (m["kind"], m["metadata"]["name"]) not in present]
@@ -48,6 +47,17 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     gone = (*stale, *former, *_of_earlier_starts(ctx, (config_map_name(job, pin), record_name(job, pin))))
     deletes = tuple(Delete(c.kind, c.name, c.uid) for c in gone if not c.deleting)
     return ChildDiff(deletes, tuple(Create(m) for m in missing), needed)
+
+
+def _is_kept(ctx: Context, child: ChildView, recorded: bool) -> bool:
+    """Stays as it is, whatever it should be now.
+
+    Without a record a ConfigMap alone knows what the attempt began with. Pods that hold nodes must not lose their group, as by
+    another queue in a label of the job, or by an operator that writes groups in another way.
+    """
+    if child.kind == "ConfigMap":
+        return not recorded
+    return _is_group(ctx, child) and any(p.node for p in ctx.pods.values())
 
 
 def _of_earlier_starts(ctx: Context, names: Collection[str]) -> Iterator[ChildView]:

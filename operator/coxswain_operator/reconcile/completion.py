@@ -85,7 +85,7 @@ def reconcile_finished(ctx: Context) -> Decision:
         (
             *due,
             *force_delete.force_deletes(ctx),
-            *queueing.release_groups(ctx.observed.pods),
+            *queueing.release_groups(ctx.kept_pods),
             *queueing.release_workloads(ctx.observed.admissions, ctx.observed.pods),
             *_refused(ctx),
             *requeues(times, ctx.now),
@@ -98,7 +98,7 @@ def reconcile_deleting(ctx: Context) -> Decision:
     return Decision(
         (
             *force_delete.force_deletes(ctx),
-            *queueing.release_groups(ctx.observed.pods),
+            *queueing.release_groups(ctx.kept_pods),
             *queueing.release_workloads(ctx.observed.admissions, ctx.observed.pods),
             *_refused(ctx),
             *requeues(force_delete.requeue_times(ctx), ctx.now),

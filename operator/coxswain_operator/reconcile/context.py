@@ -87,6 +87,11 @@ class Context:
         current = ((member, p) for member, p in named if self.numbers.of(member).number == p.incarnation)
         return {member: pending.with_mount_hint(p, self.config, self.now) for member, p in current}
 
+    @property
+    def kept_pods(self) -> tuple[PodView, ...]:
+        """Those that a queue may keep: the job's, and those of earlier jobs of its name."""
+        return (*self.observed.pods, *self.observed.leftovers)
+
     @cached_property
     def not_serving(self) -> tuple[str, ...]:
         """Members whose current pod does not work yet, or no more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coxswain.api.common import MAX_INTEGER
 from coxswain.names import EVENT_REASONS
 from coxswain_operator.reconcile import incarnations
 from coxswain_operator.reconcile.conditions import EDIT_PENDING
@@ -49,7 +50,7 @@ def coordinator_events(ctx: Context) -> tuple[tuple[Event, ...], int | None]:
     """
     mark = ctx.status.event_sequence
     events = ctx.report.events if ctx.report else ()
-    new = [e for e in events if mark is None or e.sequence > mark]
+    new = [e for e in events if (-1 if mark is None else mark) < e.sequence <= MAX_INTEGER]
     published = tuple(Event(e.reason, e.message, e.warning, e.time) for e in new if e.reason in THEIRS)
     return published, max((e.sequence for e in new), default=mark)
 

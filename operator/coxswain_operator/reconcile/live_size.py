@@ -34,7 +34,8 @@ def wanted(job: Manifest, report: JobReport | None, now: float) -> int:
         return spec.trainers.count
     if size.desired < size.asked and now >= regrows_at(status):
         return size.asked
-    return size.desired if size.configured else 0  # a coordinator that has started since knows the configured one
+    # A coordinator that has started since knows the configured one; a question that was taken back is still its aim.
+    return size.desired if size.configured or report.size not in (0, size.desired) else 0
 
 
 def regrows_at(status: JobStatus) -> float:

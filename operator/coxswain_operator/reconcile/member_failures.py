@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coxswain.api.field_errors import shorten
 from coxswain.exits import Exit
 from coxswain.wire import Fault
 from coxswain_operator.reconcile import completion, deadlines, pending
@@ -19,6 +20,8 @@ UNKNOWN_REASONS = ("Unknown", "ContainerStatusUnknown")
 KUBELET_REASONS = (
     "UnexpectedAdmissionError", "OutOf", "NodeAffinity", "NodeShutdown", "TopologyAffinityError", "Preempting",
 )  # fmt: skip
+# Reasons of the runtime for a container that it could not start: its message alone says why.
+NOT_STARTED = ("StartError", "ContainerCannotRun")
 START_TIMEOUT = "StartTimeout"
 RESUMED = "coordinator: saved before it was resumed, and starts again"
 ABANDONED_SECONDS = 120  # services leave when no coordinator has answered them for a minute
@@ -167,9 +170,12 @@ def _left(ctx: Context, pod: PodView) -> MemberFailure | None:
 
 
 def _is_missed(ctx: Context, pod: PodView, coordinator: PodView) -> bool:
-    """A younger coordinator goes on, and the gang has not been whole for long."""
+    """A younger coordinator goes on, or one wants a trainer again that it let go, and the gang has not been whole for long."""
     condition, report = ctx.status.condition("PodsReady"), ctx.report
-    if not coordinator.is_active or coordinator.created <= pod.created or report is None or ctx.leaving:
+    if not coordinator.is_active or report is None or ctx.leaving:
+        return False
+    wanted = pod.role == "trainer" and pod.index < report.size
+    if not wanted and coordinator.created <= pod.created:
         return False
     waits = condition is not None and condition.status == "False"
     return bool(condition and waits and ctx.now >= seconds(condition.last_transition_time) + MISSED_SECONDS)
@@ -188,6 +194,8 @@ def _left_early(pod: PodView) -> MemberFailure:
 def _describe_exit(pod: PodView) -> str:
     fault = parse_fault(pod.message)
     own = f"{pod.pod_reason}: {pod.status_message}" if pod.pod_reason and pod.status_message else pod.reason
+    if pod.reason in NOT_STARTED and pod.message:
+        own = f"{pod.reason}: {shorten(pod.message, 300)}"
     said = f"{fault.reason}: {fault.message}" if fault else own
     code = f"exit code {pod.exit_code}" if pod.exit_code is not None else "no exit code"
     return f"{code} ({said})" if said else code

@@ -25,7 +25,8 @@ from coxswain_operator.reconcile.status import (
 from coxswain_operator.reconcile.times import stamp
 
 MAX_STRAGGLERS = 5  # in the status; all are in the coordinator's metrics
-MAX_TEXT = 1024  # characters
+MAX_ALTERNATIVES = 8
+MAX_TEXT, MAX_URI, MAX_NODE, MAX_HASH, MAX_NAME = 1024, 2048, 253, 128, 63  # characters
 
 
 def apply_report(status: JobStatus, report: JobReport | None) -> JobStatus:
@@ -35,51 +36,62 @@ def apply_report(status: JobStatus, report: JobReport | None) -> JobStatus:
     checkpoint = status.last_checkpoint
     if report.checkpoint_step >= 0:
         checkpoint = LastCheckpoint(
-            step=report.checkpoint_step, uri=report.checkpoint_uri, time=stamp(report.checkpoint_time)
+            step=_whole(report.checkpoint_step),
+            uri=report.checkpoint_uri[:MAX_URI],
+            time=stamp(report.checkpoint_time),
         )
     layout = status.layout
     if report.layout_hash:
-        layout = LayoutStatus(hash=report.layout_hash, summary=report.layout_summary[:MAX_TEXT])
+        layout = LayoutStatus(hash=report.layout_hash[:MAX_HASH], summary=report.layout_summary[:MAX_TEXT])
     return replace(
         status,
         progress=_progress(report, status.progress),
         last_checkpoint=checkpoint,
         layout=layout,
         strategy=_strategy(report.strategy) if report.phase == "Running" else status.strategy,
-        stragglers=tuple(map(_straggler, report.stragglers[:MAX_STRAGGLERS])) or UNSET,
-        world_generation=report.generation,
+        stragglers=tuple(map(_straggler, filter(_is_trainer, report.stragglers[:MAX_STRAGGLERS]))) or UNSET,
+        world_generation=_whole(report.generation),
     )
+
+
+def _whole(number: int) -> int:
+    return min(max(0, number), MAX_INTEGER)
+
+
+def _is_trainer(found: wire.StragglerReport) -> bool:
+    role, _, index = found.trainer.partition("-")
+    return role == "trainer" and index.isdecimal() and index.isascii() and len(found.trainer) <= MAX_NAME
 
 
 def _straggler(found: wire.StragglerReport) -> Straggler:
     return Straggler(
         trainer=found.trainer,
-        device=found.device,
-        node=found.node,
+        device=_whole(found.device),
+        node=found.node[:MAX_NODE],
         slowdown=_decimal(found.slowdown, 2),
         since=stamp(found.since),
-        since_step=found.since_step,
-        cause=found.cause,
+        since_step=_whole(found.since_step),
+        cause=found.cause[:MAX_NAME],
         action=found.action[:MAX_TEXT],
     )
 
 
 def _progress(report: JobReport, before: Progress | None) -> Progress:
-    step = max(0, report.step)
+    step = _whole(report.step)
     share = step / report.steps if report.steps else 0.0
     known = report.tokens_per_second > 0  # not of a coordinator that has seen no step: the run's own rate stays
     return Progress(
         step=step,
-        steps=report.steps,
+        steps=_whole(report.steps),
         percent=_decimal(100 * share, 1),
-        tokens=str(report.tokens),
+        tokens=str(_whole(report.tokens)),
         loss=None if report.loss is None else _decimal(report.loss, 4),
         evaluation_loss=_evaluation_loss(report, before),
         tokens_per_second=_decimal(report.tokens_per_second, 0)
         if known or before is None
         else before.tokens_per_second,
         idle_percent=_decimal(100 * report.idle_fraction, 1),
-        eta_seconds=min(max(0, report.eta_seconds), MAX_INTEGER),
+        eta_seconds=_whole(report.eta_seconds),
         step_seconds=_step_seconds(report, before),
     )
 
@@ -99,7 +111,7 @@ def _strategy(report: StrategyReport | None) -> StrategyStatus | UnsetType:
     return StrategyStatus(
         layout=chosen.layout,
         predicted_step_seconds=chosen.predicted_step_seconds,
-        alternatives=tuple(map(_predicted, report.alternatives)),
+        alternatives=tuple(map(_predicted, report.alternatives[:MAX_ALTERNATIVES])),
     )
 
 

@@ -25,7 +25,8 @@ def release_groups(pods: Sequence[PodView], current: str = "") -> Iterator[Leave
         if any(p.is_held for p in members):
             yield LeaveQueue(group)
         elif not any(p.given_up for p in members):
-            yield LeaveQueue(group, min(members, key=lambda p: (p.deleting, p.name)).name)
+            first = min(members, key=lambda p: (p.deleting, p.name))
+            yield LeaveQueue(group, first.name, first.uid)
 
 
 def release_workloads(

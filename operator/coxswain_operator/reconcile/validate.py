@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import marshal
+from collections import OrderedDict
 from collections.abc import Iterable
-from functools import lru_cache
+from typing import TypeAlias
 
 from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
@@ -15,10 +17,37 @@ from coxswain_operator.views import Manifest
 _VERSION = 2  # of marshal: later ones write equal values in different ways
 
 
-def resolve_config(observed: Observed) -> tuple[JobConfig | None, tuple[Fault, ...]]:
+Resolution: TypeAlias = tuple[JobConfig | None, tuple[Fault, ...]]
+
+
+class LatestResolutions:
+    """Of each job by its uid, with a digest of what it was resolved from: most passes find what the pass before has found.
+
+    Only the latest: an edit of any source resolves all jobs of its namespace again, and what they were before is of no use.
+    """
+
+    def __init__(self, most: int = 1024) -> None:
+        self._most = most
+        self._of: OrderedDict[str, tuple[bytes, Resolution]] = OrderedDict()
+
+    def get(self, uid: str, content: bytes) -> Resolution:
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        known = self._of.pop(uid, None)
+        found = known if known is not None and known[0] == digest else (digest, _resolved(content))
+        self._of[uid] = found
+        if len(self._of) > self._most:
+            self._of.popitem(last=False)
+        return found[1]
+
+
+_LATEST = LatestResolutions()
+
+
+def resolve_config(observed: Observed) -> Resolution:
     """The resolved job, or all faults."""
     others = [_heads(found) for found in (observed.sources, observed.mixes, observed.policies)]
-    return _resolved(marshal.dumps((*_heads((observed.job,)), *others, observed.job["metadata"]["uid"]), _VERSION))
+    uid = str(observed.job["metadata"]["uid"])
+    return _LATEST.get(uid, marshal.dumps((*_heads((observed.job,)), *others, uid), _VERSION))
 
 
 def _heads(manifests: Iterable[Manifest]) -> list[Manifest]:
@@ -32,10 +61,9 @@ def _heads(manifests: Iterable[Manifest]) -> list[Manifest]:
     ]
 
 
-@lru_cache(maxsize=1024)  # jobs: most passes find what the pass before has found
-def _resolved(content: bytes) -> tuple[JobConfig | None, tuple[Fault, ...]]:
+def _resolved(content: bytes) -> Resolution:
     job, sources, mixes, policies, uid = marshal.loads(content)
-    answer = resolve(job, sources, mixes, policies, str(uid))
+    answer = resolve(job, sources, mixes, policies, uid)
     if isinstance(answer, JobConfig):
         return answer, ()
     return None, tuple(Fault(reason=f.reason, message=f.text) for f in answer)

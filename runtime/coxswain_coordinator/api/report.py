@@ -65,6 +65,7 @@ def job_report(state: JobState) -> JobReport:
         strategy=_strategy(state.strategy.used_by(state.session.world.layout if state.session else None)),
         stragglers=state.stragglers.reports,
         replace_node=state.ladder.request,
+        size=state.size,
     )
 
 

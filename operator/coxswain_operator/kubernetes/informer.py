@@ -112,9 +112,8 @@ class Informer:
         return self._synced.is_set() or not self._absent
 
     def _fail(self, error: Exception) -> None:
-        if isinstance(error, Busy) or not isinstance(
-            error, Retryable
-        ):  # it answered: a restart of the operator is no help
+        answered = isinstance(error, Busy) or not isinstance(error, Retryable)
+        if answered:  # a restart of the operator is no help
             self.heard = asyncio.get_running_loop().time()
         if isinstance(error, Refused | NotFound):
             self._refused, self._absent = isinstance(error, Refused), isinstance(error, NotFound)

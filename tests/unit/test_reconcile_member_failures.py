@@ -13,7 +13,7 @@ from coxswain_operator.reconcile.failure_policy import verdicts
 from coxswain_operator.reconcile.member_failures import MemberFailure, detect_failure
 from coxswain_operator.views import Manifest, PodView
 from tests.unit.fake_cluster import report, report_text
-from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
+from tests.unit.reconcile_scenes import COORDINATOR, LOADER, NOW, TRAINER, Scene, condition, ended
 
 
 def test_a_termination_message_that_is_nested_without_end_is_no_fault():
@@ -72,8 +72,16 @@ SCENES: dict[str, tuple[Scene, str]] = {
         Scene((SUCCESSOR, ended(3, finished=9999.0)), report("Suspended"), status=not_ready(600)), ""),
     "a new coordinator that does not answer is not known to wait": (
         Scene((SUCCESSOR, ended(3, finished=9999.0)), status=not_ready(600)), ""),
-    "a trainer that left with 0 under its own coordinator is not needed again": (
+    "a trainer that left with 0 under its own coordinator, which has let it go, is not needed again": (
+        Scene((COORDINATOR, ended(0, finished=9999.0)), report("Running", size=1), status=not_ready(600)), ""),
+    "nor is it while nothing says how many are wanted": (
         Scene((COORDINATOR, ended(0, finished=9999.0)), report("Running"), status=not_ready(600)), ""),
+    "a trainer that left with 0 and is wanted for two minutes is needed again": (
+        Scene((COORDINATOR, ended(0)), report("Running", size=2), status=not_ready(120)), "LeftEarly"),
+    "it may come back until then": (
+        Scene((COORDINATOR, ended(0)), report("Running", size=2), status=not_ready(119)), ""),
+    "it is not wanted by a coordinator that ends": (
+        Scene((COORDINATOR, ended(0)), report("Completed", size=2), status=not_ready(600)), ""),
     "a trainer whose end has no time is not judged by it": (Scene((SUCCESSOR, ended(3, finished=0.0))), ""),
     "a trainer that left with a coordinator that failed is needed again": (
         Scene((ended(1, COORDINATOR), ended(0))), "LeftEarly"),
@@ -103,6 +111,16 @@ SCENES: dict[str, tuple[Scene, str]] = {
 @pytest.mark.parametrize(("scene", "reason"), SCENES.values(), ids=SCENES.keys())
 def test_a_trainers_end_is_judged_with_its_coordinator(scene: Scene, reason: str) -> None:
     found = failure(scene)
+    assert (found.reason if found else "") == reason
+
+
+@pytest.mark.parametrize(("waited", "reason"), [(119, ""), (120, "LeftEarly")])
+def test_a_loader_that_left_under_its_own_coordinator_is_needed_again_after_two_minutes(
+    waited: int, reason: str
+) -> None:
+    """The job would wait for it without a word."""
+    scene = Scene((COORDINATOR, ended(0, LOADER)), report("Running"), status=not_ready(waited))
+    found = failure(scene, "loader-0")
     assert (found.reason if found else "") == reason
 
 

@@ -170,11 +170,14 @@ def _left(ctx: Context, pod: PodView) -> MemberFailure | None:
 
 
 def _is_missed(ctx: Context, pod: PodView, coordinator: PodView) -> bool:
-    """A younger coordinator goes on, or one wants a trainer again that it let go, and the gang has not been whole for long."""
+    """The coordinator goes on and has not let it go, or wants it again, and the gang has not been whole for long.
+
+    One of an earlier release does not say how many trainers it wants: then it must be younger.
+    """
     condition, report = ctx.status.condition("PodsReady"), ctx.report
     if not coordinator.is_active or report is None or ctx.leaving:
         return False
-    wanted = pod.role == "trainer" and pod.index < report.size
+    wanted = pod.role != "trainer" or pod.index < report.size
     if not wanted and coordinator.created <= pod.created:
         return False
     waits = condition is not None and condition.status == "False"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from coxswain.layout import Seat
 from coxswain_coordinator.state.registry import join
 from coxswain_coordinator.state.session import Session
+from coxswain_coordinator.world.saves import last_save, save_before, without
 
 SILENCE = 30.0
 """Seconds without a heartbeat of a worker, which sends one every second to twelve, even inside a collective."""
@@ -25,6 +26,8 @@ MEDIANS = 20
 DATA = 900.0
 """Seconds for a step whose data is not delivered: workers give up by themselves after 600 s, and name what they waited for."""
 
+SAVE = 900.0
+"""Seconds in which some rank writes a part of a checkpoint that is waited for: some 256 MiB, or one large tensor."""
 
 Place = Callable[[int], str]
 """Name and node of a trainer, from its index in the world."""
@@ -88,6 +91,13 @@ def stuck(step: OpenStep, durations: Sequence[float], seconds: float) -> str:
     )
 
 
+def unsaved(what: str, late: Sequence[str], seconds: float) -> str:
+    """Describes a save on which ranks wait and none gets on. `late`: ranks that have not written all of it, named."""
+    if not late or seconds <= SAVE:
+        return ""
+    return f"{what} no rank has written a part for {seconds:.0f} s (limit {SAVE:.0f} s); not done by rank {join(late)}"
+
+
 class StallDetector:
     """Checks once a second whether the current world makes progress.
 
@@ -98,8 +108,9 @@ class StallDetector:
     def __init__(self, start: float) -> None:
         self._start = start
         self._session: Session | None = None
-        self._entered = self._since = self._looked = 0.0
+        self._entered = self._since = self._looked = self._wrote = 0.0
         self._mark: tuple[int, int, int] = (-1, -1, -1)  # changes with progress
+        self._written = -1  # changes with parts of saves
 
     def judge(self, session: Session, durations: Sequence[float], now: float, place: Place) -> str:
         """Why the world must be replaced; empty: it makes progress."""
@@ -109,7 +120,13 @@ class StallDetector:
         seats = [seat for seat in session.world.seats if seat.rank not in session.exited]
         if why := silent(seats, session.last_heard, self._entered, now, place):
             return why
-        late = [named(session.world.seats[rank], place) for rank in session.book.missing_ranks()]
+        if (save := last_save(session)) is not None:
+            return self._judge_save(session, f"step {save} is not saved, and", save, now, place)
+        missing = session.book.missing_ranks()
+        if (save := save_before(session, missing)) is not None:
+            waits = f"step {session.book.open} waits until step {save} is saved, of which"
+            return self._judge_save(session, waits, save, now, place)
+        late = [named(session.world.seats[rank], place) for rank in missing]
         if not session.started:
             return slow_start(late, now - self._since, self._start)
         plan = session.open_plan()
@@ -119,6 +136,10 @@ class StallDetector:
         evaluation = self._start if plan and plan.evaluation else 0.0
         return stuck(OpenStep(session.book.open, late, undelivered, evaluation), durations, now - self._since)
 
+    def _judge_save(self, session: Session, what: str, step: int, now: float, place: Place) -> str:
+        late = [named(session.world.seats[rank], place) for rank in without(session, step)]
+        return unsaved(what, late, now - max(self._since, self._wrote))
+
     def _look(self, session: Session, now: float) -> None:
         if session is not self._session or now - self._looked > PAUSE:
             self._session, self._entered, self._since = session, now, now
@@ -127,4 +148,6 @@ class StallDetector:
         mark = session.book.open, started, 0 if started else session.start_progress
         if mark != self._mark:
             self._mark, self._since = mark, now
+        if session.parts_written != self._written:
+            self._written, self._wrote = session.parts_written, now
         self._looked = now

@@ -142,15 +142,19 @@ class ForkServer:
         self._channel: socket.socket | None = None
         self._requests: deque[asyncio.Future[tuple[int, int]]] = deque()  # (pid, pidfd) to come
         self._running: dict[int, asyncio.Future[int]] = {}
-        self.ready = (
-            asyncio.Event()
-        )  # a fork server has imported what workers need; one that replaces it takes less long
+        self.is_ready = False  # one has imported what workers need; one that replaces it takes less long
+        self.known = asyncio.Event()  # whether workers can be imported
 
     async def warm(self) -> None:
         """Starts the process unless it runs."""
         async with self._starting:
             if self._channel is None:
                 await self._start()
+
+    def check(self) -> None:
+        """Raises Retryable where the first one ended before it had imported what workers need: nothing says that another will."""
+        if self.known.is_set() and not self.is_ready:
+            raise Retryable(_ENDED)
 
     async def _start(self) -> None:
         if self._process is not None:
@@ -215,7 +219,8 @@ class ForkServer:
             return
         answer: Ready | Forked | Exited = msgspec.json.decode(message, type=Ready | Forked | Exited)
         if isinstance(answer, Ready):
-            self.ready.set()
+            self.is_ready = True
+            self.known.set()
         elif isinstance(answer, Forked):
             self._running[answer.pid] = asyncio.get_running_loop().create_future()
             request = self._requests.popleft()
@@ -232,6 +237,7 @@ class ForkServer:
         asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
         self._channel = None
+        self.known.set()
         for ended in self._running.values():
             ended.set_result(KILLED)
         for request in self._requests:

@@ -73,11 +73,14 @@ def test_each_line_is_a_sample(tmp_path):
         (b'{"text": "a", "score": nan}', None),
         (b'{"text": "half \\ud800"}', None),
         (b'{"text": "half \\ud800", "score": NaN}', None),
+        (b'{"text": "good", "title": "cut \\ud83d"}', "good"),
+        (b'{"\\uDE00": 1, "text": "good \\ud83d\\ude00"}', "good \U0001f600"),
+        (b'{"text": "good", "title": "cut \\ud83d"', None),
         ('{"text": "a", "score": NaN}'.encode("utf-16-le"), None),
         (b'{"text": "a", "x": ' + b"[" * 100_000, None),
     ],
 )
-def test_numbers_that_only_python_writes_spoil_no_sample_in_whose_text_they_are_not(tmp_path, line, text):
+def test_what_only_python_writes_spoils_no_sample_in_whose_text_it_is_not(tmp_path, line, text):
     (tmp_path / "a.jsonl").write_bytes(line + b"\n")
     assert texts(source(tmp_path)) == [text]
 

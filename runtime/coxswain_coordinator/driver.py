@@ -163,8 +163,7 @@ class Driver:
             return await self._worlds.form()
         if session.lost:
             return await self._end_world(session)
-        durations = [line.seconds for line in run.history.recent]
-        if stall := self._stall_detector.judge(session, durations, time.monotonic(), run.trainers.place):
+        if stall := self._stall_detector.judge(session, run.history.durations, time.monotonic(), run.trainers.place):
             run.mark_world_hung(stall)
             return True
         if run.close_step(session):

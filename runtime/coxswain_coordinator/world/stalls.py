@@ -21,7 +21,7 @@ PAUSE = 5.0
 """Seconds between two checks beyond which this process was paused, not the others."""
 
 MEDIANS = 20
-"""A step may take max(60 s, 20 x the median of the latest)."""
+"""A step may take max(60 s, 20 x the median of the latest in this layout)."""
 
 DATA = 900.0
 """Seconds for a step whose data is not delivered: workers give up by themselves after 600 s, and name what they waited for."""
@@ -65,13 +65,15 @@ def slow_start(late: Sequence[str], seconds: float, limit: float) -> str:
 class OpenStep:
     """The first step that is not closed. `late`: ranks without a report, named; `undelivered`: sequences without a digest.
 
-    `evaluation`: seconds that an evaluation behind it may take besides; no duration of a step has one in it.
+    `evaluation`: seconds that an evaluation behind it may take besides; no duration of a step has one in it. `unknown`: seconds
+    that it may take where none is known.
     """
 
     number: int
     late: Sequence[str]
     undelivered: int = 0
     evaluation: float = 0.0
+    unknown: float = LONGEST
 
 
 def stuck(step: OpenStep, durations: Sequence[float], seconds: float) -> str:
@@ -79,9 +81,9 @@ def stuck(step: OpenStep, durations: Sequence[float], seconds: float) -> str:
 
     `seconds`: since it began or the step before was closed.
     """
-    median = sorted(durations)[len(durations) // 2] if durations else 0.0
+    usual = MEDIANS * sorted(durations)[len(durations) // 2] if durations else step.unknown
     starved = bool(step.late and step.undelivered)
-    limit = max(DATA if starved else LONGEST, MEDIANS * median) + step.evaluation
+    limit = max(DATA if starved else LONGEST, usual) + step.evaluation
     if seconds <= limit:
         return ""
     missing = f"; {step.undelivered} of its sequences are not delivered" if step.undelivered else ""
@@ -113,7 +115,8 @@ class StallDetector:
         self._written = -1  # changes with parts of saves
 
     def judge(self, session: Session, durations: Sequence[float], now: float, place: Place) -> str:
-        """Why the world must be replaced; empty: it makes progress."""
+        """Why the world must be replaced; empty: it makes progress. `durations`: of steps in this layout. A coordinator that has
+        adopted the world may know none: they are in the checkpoint before."""
         if session is self._session and now - self._looked < 1:
             return ""
         self._look(session, now)
@@ -134,7 +137,8 @@ class StallDetector:
             return ""
         undelivered = session.book.missing_digests(plan) if plan else 0
         evaluation = self._start if plan and plan.evaluation else 0.0
-        return stuck(OpenStep(session.book.open, late, undelivered, evaluation), durations, now - self._since)
+        step = OpenStep(session.book.open, late, undelivered, evaluation, self._start)
+        return stuck(step, durations, now - self._since)
 
     def _judge_save(self, session: Session, what: str, step: int, now: float, place: Place) -> str:
         late = [named(session.world.seats[rank], place) for rank in without(session, step)]

@@ -19,13 +19,14 @@ from coxswain.layout import Seat
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import Fault
 from coxswain_link.environment import end_with_parent
-from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest, Ready
+from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest, NotForked, Ready
 from coxswain_train.worker.assignments import Assignment, Leave, Leaving, Left
 
 log = logging.getLogger(__name__)
 
 _GRACE = 2.0  # seconds between SIGTERM and SIGKILL: a worker of a past world has nothing to save
 KILLED = -signal.SIGKILL
+_Answer = Ready | Forked | NotForked | Exited
 _ENDED = "the process that forks the workers ended; its log says why"
 
 
@@ -170,7 +171,7 @@ class ForkServer:
 
     async def fork(self, device: int, environment: Mapping[str, str], module: str = "") -> WorkerHandle:
         """A new worker, without an assignment yet, or the work of another module. Raises Retryable when the fork server ends
-        first."""
+        first, or may not fork."""
         await self.warm()
         fault_file = os.memfd_create("coxswain-fault")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -217,7 +218,7 @@ class ForkServer:
         if not message:
             self._lost()
             return
-        answer: Ready | Forked | Exited = msgspec.json.decode(message, type=Ready | Forked | Exited)
+        answer: _Answer = msgspec.json.decode(message, type=_Answer)
         if isinstance(answer, Ready):
             self.is_ready = True
             self.known.set()
@@ -228,6 +229,10 @@ class ForkServer:
                 os.close(handles[0])
             else:
                 request.set_result((answer.pid, handles[0]))
+        elif isinstance(answer, NotForked):
+            request = self._requests.popleft()
+            if not request.cancelled():
+                request.set_exception(Retryable(f"no process can be forked: {answer.why}"))
         else:
             self._running.pop(answer.pid).set_result(answer.exit_code)
 

@@ -195,7 +195,7 @@ class Driver:
 
     def _request_change(self, session: Session) -> bool:
         """Ends a running world at a step boundary where another layout or other trainers are wished for. What must be saved
-        first is judged again until a rank has the directive."""
+        first, and whether the wish holds, is judged again until a rank has the directive."""
         run, world = self._state, session.world
         if session.ending is not None or not session.started:
             return False
@@ -203,7 +203,7 @@ class Driver:
         present, known = [index_of(m.name) for m in agents], members_of(session.record, agents)
         replaced = {index_of(m.name) for m in agents} - {index_of(m.name) for m in known}
         if not (why := run.changes.due(world.layout, present, replaced)):
-            return False
+            return session.withdraw_move()
         fault, saves = self._worlds.judge_change(world.layout)
         requested = session.request_move(f"{why}; through a checkpoint: {fault}" if fault else why, saves)
         if requested:

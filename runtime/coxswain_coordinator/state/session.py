@@ -257,6 +257,13 @@ class Session:
         self.move = Move(before.step if before else self.begun + 1, why, saves)
         return self.move != before
 
+    def withdraw_move(self) -> bool:
+        """Takes back a planned change that is not wished for any more. Returns whether there was one that no rank knows of."""
+        undecided = self.move is not None and not self.move.decided
+        if undecided:
+            self.move = None
+        return undecided
+
     @property
     def moved(self) -> bool:
         """Whether a planned change may begin: every rank has done the steps before it, and what it saves is saved."""

@@ -163,8 +163,7 @@ class Driver:
             return await self._worlds.form()
         if session.lost:
             return await self._end_world(session)
-        durations = [line.seconds for line in run.history.recent]
-        if stall := self._stall_detector.judge(session, durations, time.monotonic(), run.trainers.place):
+        if stall := self._stall_detector.judge(session, run.history.durations, time.monotonic(), run.trainers.place):
             run.mark_world_hung(stall)
             return True
         if run.close_step(session):
@@ -196,7 +195,7 @@ class Driver:
 
     def _request_change(self, session: Session) -> bool:
         """Ends a running world at a step boundary where another layout or other trainers are wished for. What must be saved
-        first is judged again until a rank has the directive."""
+        first, and whether the wish holds, is judged again until a rank has the directive."""
         run, world = self._state, session.world
         if session.ending is not None or not session.started:
             return False
@@ -204,7 +203,7 @@ class Driver:
         present, known = [index_of(m.name) for m in agents], members_of(session.record, agents)
         replaced = {index_of(m.name) for m in agents} - {index_of(m.name) for m in known}
         if not (why := run.changes.due(world.layout, present, replaced)):
-            return False
+            return session.withdraw_move()
         fault, saves = self._worlds.judge_change(world.layout)
         requested = session.request_move(f"{why}; through a checkpoint: {fault}" if fault else why, saves)
         if requested:

@@ -132,7 +132,7 @@ class Source:
     def _objects(self) -> list[ObjectInfo]:
         wanted = include_pattern(self.config.include)
         try:
-            found = self._store.corpus(wanted.fullmatch)
+            found = self._store.corpus(wanted.fullmatch, lambda folder: may_hold(self.config.include, folder))
         except (NotFound, BucketNotFound) as error:
             raise _not_found(self.config) from error
         by_path = {info.path: info for info in found}
@@ -203,6 +203,15 @@ def include_pattern(glob: str) -> re.Pattern[str]:
     stars, between = rest[::2], [_characters(each) for each in (first, *rest[1::2])]
     parts = (_star(*each) for each in zip(stars, [*stars[1:], ""], between[1:], strict=False))
     return re.compile("".join((between[0], *parts)), re.DOTALL)
+
+
+def may_hold(glob: str, folder: str) -> bool:
+    """Whether something below a folder may match a glob over relative paths."""
+    parts = (glob or "**").split("/")
+    fixed = next((i for i, part in enumerate(parts) if "**" in part), len(parts) - 1)
+    names = folder.split("/")
+    fits = all(include_pattern(part).fullmatch(name) for part, name in zip(parts[:fixed], names, strict=False))
+    return fits and (fixed < len(parts) - 1 or "**" in parts[fixed] or len(names) <= fixed)
 
 
 def _star(star: str, following: str, characters: str) -> str:

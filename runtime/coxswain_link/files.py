@@ -5,9 +5,10 @@ It writes them, beside each a staging file `NAME#1` for a moment: so it takes no
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from coxswain_link.object_info import Listing, ObjectInfo
@@ -15,6 +16,13 @@ from coxswain_link.store_faults import ObjectChanged, Unreadable
 
 _Folder = tuple[int, int]
 """Device and inode: what a folder is, whatever links lead to it."""
+
+Chooses = Callable[[str], object]
+"""Of a file: whether it is wanted, of a folder: whether it may hold one. By its key."""
+
+_NAME, _RIGHTS = "rename it", "give the user of the job the right to"
+_LASTING = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_REPAIRED = "lost+found"  # what a check of a file system puts there: at the root of each, and only root may list it
 
 
 class Files:
@@ -38,50 +46,70 @@ class Files:
             raise FileNotFoundError(key)
         return ObjectInfo(key, found.st_size, _etag(found))
 
-    def list(self, wanted: Callable[[str], object]) -> Listing:
-        """All files, by path. Raises Refused for a wanted one that cannot be read."""
-        return sorted(self._below("", (), wanted))
+    def list(self, wanted: Chooses, may_hold: Chooses = lambda folder: True) -> Listing:
+        """All files, by path. Raises Refused for a wanted one that cannot be read, and for a folder that cannot be and `may_hold`
+        a wanted one."""
+        return sorted(self._below(wanted, may_hold))
 
-    def _below(self, folder: str, above: tuple[_Folder, ...], wanted: Callable[[str], object]) -> Iterator[ObjectInfo]:
-        try:
-            here = _identity((self._folder / folder).stat())
+    def _below(self, wanted: Chooses, may_hold: Chooses) -> Iterator[ObjectInfo]:
+        folders: list[tuple[str, tuple[_Folder, ...]]] = [
+            ("", ())
+        ]  # each with those above it; no recursion: they may be deep
+        while folders:
+            folder, above = folders.pop()
+            here, entries = self._entries(folder, may_hold)
             if here in above:
-                return  # a link to a folder above it: its files are listed there
-            with os.scandir(self._folder / folder) as entries:
-                found = list(entries)
+                continue  # a link to a folder above it: its files are listed there
+            for entry in entries:
+                key = f"{folder}/{entry.name}" if folder else entry.name
+                if _is_folder(entry):
+                    folders.append((key, (*above, here)))
+                elif (info := self._listed(entry, key, wanted)) is not None:
+                    yield info
+
+    def _entries(self, folder: str, may_hold: Chooses) -> tuple[_Folder, Sequence[os.DirEntry[str]]]:
+        """What is in a folder: nothing, where it was deleted since the one above it was read, or holds nothing wanted."""
+        path = self._folder / folder
+        try:
+            with os.scandir(path) as entries:
+                return _identity(path.stat()), list(entries)
         except FileNotFoundError:
             if not folder:
                 raise
-            return  # deleted since the folder above it was read
-        for entry in found:
-            key = f"{folder}/{entry.name}" if folder else entry.name
-            if _is_folder(entry):
-                yield from self._below(key, (*above, here), wanted)
-            elif (info := self._listed(entry, key, wanted)) is not None:
-                yield info
+        except OSError as error:
+            if not folder or error.errno not in _LASTING:
+                raise
+            if folder != _REPAIRED and may_hold(folder):
+                raise Unreadable(_shown(path), f"cannot be listed ({error.strerror})", _RIGHTS) from error
+        return (0, 0), ()
 
-    def _listed(self, entry: os.DirEntry[str], key: str, wanted: Callable[[str], object]) -> ObjectInfo | None:
+    def _listed(self, entry: os.DirEntry[str], key: str, wanted: Chooses) -> ObjectInfo | None:
         try:
             key.encode()
             found = entry.stat()
         except UnicodeEncodeError:
-            why = "has a name that is not UTF-8"
+            why, way_out = "has a name that is not UTF-8", _NAME
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not entry.is_symlink():
                 return None  # deleted since its folder was read
-            why = f"leads to no file ({error.strerror})"
+            denied = isinstance(error, PermissionError)
+            why = f"{'cannot be looked at' if denied else 'leads to no file'} ({error.strerror})"
+            way_out = _RIGHTS if denied else _NAME
         else:
             return ObjectInfo(key, found.st_size, _etag(found)) if stat.S_ISREG(found.st_mode) else None
         if not wanted(key):
             return None
-        raise Unreadable(
-            f"{self._folder}/{key.encode(errors='surrogateescape').decode(errors='backslashreplace')}", why
-        )
+        raise Unreadable(_shown(self._folder / key), why, way_out)
 
     def _path(self, key: str) -> Path:
         if not {"", ".", ".."}.isdisjoint(key.split("/")):
             raise FileNotFoundError(key)
         return self._folder / key
+
+
+def _shown(path: Path) -> str:
+    """For people: also a name that is not UTF-8."""
+    return str(path).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -118,7 +118,7 @@ class Outbox:
             self._change.notify_all()
 
     def advance(self) -> None:
-        """Shows in the next heartbeat that this member gets on with its start."""
+        """Shows in the next heartbeat that this member gets on with its start, or with a save."""
         self._beat = replace(self._beat, progress=self._beat.progress + 1)
 
     def mark_unreachable(self) -> None:
@@ -145,10 +145,10 @@ class Outbox:
         if self._fault is not None:
             raise self._fault
 
-    def flush(self, seconds: float, saved: int = 0) -> None:
-        """Returns once everything is sent and the steps below `saved` are in a checkpoint.
+    def has_sent(self, seconds: float, saved: int = 0) -> bool:
+        """Whether everything is sent and the steps below `saved` are in a checkpoint, after so many seconds at most.
 
-        Raises like `check`, and Retryable at the deadline.
+        Raises like `check`.
         """
         log = self._log
         with self._change:
@@ -156,8 +156,15 @@ class Outbox:
             self._change.notify_all()
             done = self._change.wait_for(lambda: self._fault or (not log.waiting and log.saved >= saved), seconds)
         self.check()
-        if not done:
-            missing = f"{log.waiting} messages are not sent, {log.saved} of {saved} steps are saved"
+        return bool(done)
+
+    def flush(self, seconds: float, saved: int = 0) -> None:
+        """Returns once everything is sent and the steps below `saved` are in a checkpoint.
+
+        Raises like `check`, and Retryable at the deadline.
+        """
+        if not self.has_sent(seconds, saved):
+            missing = f"{self._log.waiting} messages are not sent, {self._log.saved} of {saved} steps are saved"
             raise Retryable(f"the coordinator did not receive everything within {seconds:g} s: {missing}")
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from coxswain.config import EndpointConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
 from coxswain.uris import bucket_and_prefix, file_path, is_file
+from coxswain_link.files import Chooses
 from coxswain_link.object_info import Listing, ObjectInfo
 from coxswain_link.s3 import Access, find_access, open_s3
 from coxswain_link.store_attempt import StoreAttempt, where
@@ -127,12 +128,13 @@ class Store:
             found += page
         return sorted(found)
 
-    def corpus(self, wanted: Callable[[str], object]) -> Listing:
+    def corpus(self, wanted: Chooses, may_hold: Chooses = lambda folder: True) -> Listing:
         """All objects, of any name that others gave them: `list` leaves out files like those that a write stages.
 
-        Raises Refused (Unreadable): for a key of S3 that obstore does not read, for a `wanted` file that cannot be read.
+        Raises Refused (Unreadable): for a key of S3 that obstore does not read, for a `wanted` file that cannot be read, for a
+        folder that cannot be and `may_hold` one.
         """
-        return self.list() if self._access is not None else self._ask("", lambda: self._one.files(wanted))
+        return self.list() if self._access is not None else self._ask("", lambda: self._one.files(wanted, may_hold))
 
     def delete(self, key: str) -> None:
         """An absent object is no error."""

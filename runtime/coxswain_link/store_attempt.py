@@ -11,7 +11,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, NotFoundError
 
 from coxswain.uris import file_path
-from coxswain_link.files import Files
+from coxswain_link.files import Chooses, Files
 from coxswain_link.object_info import Listing, ObjectInfo
 from coxswain_link.store_faults import ERRORS, CorruptObject, CorruptRead, StoreUnavailable
 
@@ -114,10 +114,10 @@ class StoreAttempt:
     def _head(self, key: str) -> ObjectInfo:
         return _info(obstore.head(self._backend, key)) if self._files is None else self._files.head(key)
 
-    def files(self, wanted: Callable[[str], object]) -> Listing:
-        """All files of a folder, of any name. Raises Refused for a wanted one that cannot be read."""
+    def files(self, wanted: Chooses, may_hold: Chooses) -> Listing:
+        """All files of a folder, of any name. Raises Refused as `Files.list`."""
         assert self._files is not None
-        return self._files.list(wanted)
+        return self._files.list(wanted, may_hold)
 
     def page(self, prefix: str, after: str) -> tuple[Listing, bool]:
         """The objects behind the key `after`, by path, on S3 at most a page of them; and whether there may be more."""

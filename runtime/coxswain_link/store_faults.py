@@ -68,10 +68,10 @@ class ObjectChanged(Refused):
 
 
 class Unreadable(Refused):
-    """A name that cannot be read: it stays as it is."""
+    """A name that cannot be read, or a folder that may not be listed: it stays as it is."""
 
-    def __init__(self, where: str, why: str) -> None:
-        super().__init__("ObjectUnreadable", f"{where} {why}; rename it, or narrow uri or include to what is wanted")
+    def __init__(self, where: str, why: str, way_out: str = "rename it") -> None:
+        super().__init__("ObjectUnreadable", f"{where} {why}; {way_out}, or narrow uri or include to what is wanted")
 
 
 class Denied(Refused):

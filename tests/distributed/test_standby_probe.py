@@ -38,7 +38,7 @@ async def test_a_quota_makes_the_probes_of_a_device_on_standby_slow_until_it_is_
     with FakeCoordinator(TOKEN) as coordinator, Shares(1, SHARE, period=100_000) as shares:
         coordinator.answers["/v1/probes"] = lambda *_: ProbesWanted((0,))
         async with running(coordinator, tmp_path, monkeypatch) as agent:
-            await asyncio.to_thread(coordinator.wait_until, agent._fork_server.ready.is_set, 60)
+            await asyncio.to_thread(coordinator.wait_until, agent._fork_server.known.is_set, 60)
             assert agent._fork_server._process
             shares.put([agent._fork_server._process.pid])
             found = world(1, ("trainer-0",))

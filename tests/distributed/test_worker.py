@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
 import msgspec
@@ -244,21 +246,73 @@ def test_a_worker_whose_save_before_a_change_fails_ends_with_the_reason(run: Any
     assert not coordinator.saves
 
 
-def test_a_save_that_is_under_way_keeps_no_worker_in_a_world_that_is_over(tmp_path: Path) -> None:
-    written = threading.Event()
+class Slow(HostSnapshots):
+    """Whose copies are done once `written` is set."""
 
-    class Slow(HostSnapshots):
-        def take(self, state: Any) -> Any:
-            return [], SimpleNamespace(wait=bool, synchronize=written.wait)
+    def __init__(self) -> None:
+        self.written = threading.Event()
 
-    one = worker.Worker.__new__(worker.Worker)
-    one._saver, over = save_load.Saver(open_store(f"file://{tmp_path}"), Slow()), iter([False, True])
+    def take(self, state: Any) -> Any:
+        return [], SimpleNamespace(wait=bool, synchronize=self.written.wait)
+
+
+def directive_of(end: Literal["Completed", "Suspended", "Moved", ""]) -> wire.StepDirective:
+    return wire.StepDirective(step=5, checkpoint=True, end=end, plan=None)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda one: one._await_save(),
+        lambda one: one._save(directive_of("")),
+        lambda one: one._leave(directive_of("Completed")),
+        lambda one: one._leave(directive_of("Suspended")),
+    ],
+    ids=["before a change", "before the next save", "at the end", "at a stop"],
+)
+def test_a_save_that_is_under_way_keeps_no_worker_in_a_world_that_is_over(
+    tmp_path: Path, wait: Callable[[worker.Worker], Any]
+) -> None:
+    """Else its agent ends it, and with it the state that it holds."""
+    one, slow, over = worker.Worker.__new__(worker.Worker), Slow(), iter([False, True])
+    one._saver, one._assignment = save_load.Saver(open_store(f"file://{tmp_path}"), slow), Assignment(7, 0)
     one._is_aborted = lambda: next(over)
     one._saver.begin({}, lambda *_: None)
-    one._await_save()
+    with pytest.raises(Stale, match="generation 7 is over"):
+        wait(one)
     assert next(over, None) is None, "it has looked twice"
-    written.set()
+    slow.written.set()
     one._saver.wait()
+
+
+class Sent:
+    """An outbox that sends at once. Peers have saved when it is asked for the nth time."""
+
+    def __init__(self, after: int) -> None:
+        self._left = after
+
+    def has_sent(self, seconds: float, saved: int = 0) -> bool:
+        self._left -= saved > 0
+        return not saved or self._left < 0
+
+
+def at_the_end(tmp_path: Path, after: int, over: Iterable[bool]) -> worker.Worker:
+    """A worker that has saved what it holds, and whose peers have not."""
+    one, looks = worker.Worker.__new__(worker.Worker), iter(over)
+    one._saver, one._assignment = save_load.Saver(open_store(f"file://{tmp_path}")), Assignment(7, 0)
+    one._is_aborted, one._outbox = lambda: next(looks), Sent(after)  # type: ignore[assignment]
+    return one
+
+
+def test_a_worker_that_has_saved_all_at_the_end_waits_for_its_peers_as_long_as_the_world_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, it gave up after ten minutes, and the others saved all that they had again."""
+    hours = itertools.count(step=3600)
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: float(next(hours))))
+    assert at_the_end(tmp_path, 9, [False] * 9)._leave(directive_of("Completed")) == 0
+    with pytest.raises(Stale, match="generation 7 is over"):
+        at_the_end(tmp_path, 9, [False, True])._leave(directive_of("Completed"))
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("no room")])

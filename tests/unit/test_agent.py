@@ -112,6 +112,18 @@ async def test_the_agent_and_its_workers_outlast_a_restart_of_the_coordinator_an
     assert (again.instance, again.generation) == (first.instance, 1)
 
 
+async def test_an_agent_whose_fork_server_ends_before_it_has_imported_what_workers_need_ends_with_the_reason(
+    tmp_path, coordinator
+):
+    """Before, it said that it was starting, without end: a job that waited for it to join was never larger."""
+    module = tmp_path / "scripted_worker.py"
+    started = Started(coordinator.url, tmp_path, FOREVER)
+    module.write_text("raise SystemExit(3)")
+    async with started:
+        with pytest.raises(Retryable, match="the process that forks the workers ended"):
+            await asyncio.wait_for(asyncio.shield(started.running), 20)
+
+
 async def test_an_agent_says_that_it_is_starting_until_its_fork_server_has_imported_what_workers_need(
     tmp_path, coordinator
 ):

@@ -45,6 +45,35 @@ async def test_an_agent_whose_workers_cannot_be_imported_ends_with_the_way_to_th
             await asyncio.wait_for(started.running, 30)
 
 
+REFUSES = """import os
+calls, forks = [], {name}
+def refuse(*args):
+    calls.append(args)
+    if len(calls) == 3:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return forks(*args)
+{name} = refuse
+"""
+
+
+@pytest.mark.parametrize("name", ["os.fork", "os.pidfd_open"])
+async def test_a_fork_that_the_system_refuses_fails_alone_and_ends_no_worker_that_runs(tmp_path, coordinator, name):
+    """As where a pod has as many processes as it may. Before, the probe of a device on standby ended all workers so."""
+    started, module = Started(coordinator.url, tmp_path, FOREVER), tmp_path / "scripted_worker.py"
+    module.write_text(REFUSES.format(name=name) + module.read_text())
+    async with started:
+        coordinator.publish(world(1))
+        before = await workers(tmp_path, 1, 2)
+        with pytest.raises(Retryable, match=r"no process can be forked: .*Resource temporarily unavailable"):
+            await asyncio.wait_for(started.agent._fork_probe(1), 20)
+        third = await started.agent._fork_server.fork(1, {})
+        assert third.is_running
+        assert all(is_alive(worker["pid"]) for worker in before)
+        await third.kill()
+        await third.close()
+    assert not coordinator.received["/v1/exits"]
+
+
 async def test_a_request_to_a_fork_server_that_has_just_ended_fails_at_once(tmp_path):
     """The process has ended, and the event loop has not run since."""
     (tmp_path / "pid").touch()

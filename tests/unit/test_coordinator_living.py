@@ -199,14 +199,15 @@ def test_a_worker_is_believed_only_what_its_device_and_pod_can_hold_of_that_gene
     assert list(standings(layout, [member], BEFORE)) == ([] if rank is None else [(rank, held)])
 
 
-async def test_a_trainer_that_is_lost_while_its_world_is_recorded_is_not_in_that_world(tmp_path):
+@pytest.mark.parametrize("work", ["create_generation", "drop_belated"])
+async def test_a_trainer_that_is_lost_while_its_world_is_recorded_is_not_in_that_world(tmp_path, work):
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1)
         lead.state.mark_world_lost("the network broke")
         one, two = holds(lead, 2, copies=True)
         register(lead, one, two)
         again = replace(two, instance="two", pod="new", held=())
-        lead.executor.before["create_generation"] = lambda: register(lead, again)
+        lead.executor.before[work] = lambda: register(lead, again)
         await begun(lead, 3)
         session = lead.state.session
         assert (session.record.trainers, session.book.open) == (("pod-0", "new"), 2)

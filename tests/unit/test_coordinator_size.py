@@ -82,6 +82,33 @@ async def test_a_number_that_is_taken_back_before_its_trainers_came_is_done_at_o
         assert lead.state.size == 2
 
 
+async def test_a_number_that_is_taken_back_before_a_rank_has_the_directive_ends_no_world(tmp_path):
+    """The answer was `Done`, and the world ended all the same for the change that was taken back."""
+    async with training(small(tmp_path, min_trainers=1)) as lead, asked(lead) as (control, job):
+        await lead.close(0, 1)
+        session = lead.state.session
+        assert (await control.resize(job, 1)).state == "UnderWay"
+        await lead.until(lambda: session.move)
+        step = session.move.step
+        assert await control.resize(job, 2) == wire.SizeReply("Done", 2)
+        await lead.until(lambda: not session.move)
+        assert session.known_end is None
+        assert session.directive(step).end == ""
+
+
+async def test_a_number_that_is_taken_back_behind_the_directive_leaves_the_change_as_it_is(tmp_path):
+    """Other ranks may have left."""
+    async with training(small(tmp_path, min_trainers=1)) as lead:
+        await lead.close(0, 1)
+        session = lead.state.session
+        resize(lead.state, 1)
+        await lead.until(lambda: session.move)
+        assert session.directive(session.move.step).end == "Moved"
+        resize(lead.state, 2)
+        await asyncio.sleep(5)
+        assert session.move.decided
+
+
 async def test_no_trainer_trains_in_a_world_that_is_lost_or_not_there_yet(tmp_path):
     async with leading(small(tmp_path)) as lead:
         assert resize(lead.state, 2) == wire.SizeReply("UnderWay", 0, "waiting for trainer-0, trainer-1 to register")

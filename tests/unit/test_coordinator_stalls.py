@@ -106,6 +106,27 @@ def test_a_step_with_an_evaluation_may_take_as_much_longer_as_a_first_step(tmp_p
     assert second == found
 
 
+def test_a_step_whose_like_no_coordinator_has_seen_may_take_as_long_as_a_first_one(tmp_path):
+    """A world was adopted right behind a checkpoint: steps of 90 s were taken for hangs, and its workers killed."""
+    world, watch = watched(tmp_path)
+    world.adopted = True
+    for second in range(int(START) + 100):
+        world.last_heard = dict.fromkeys(range(2), float(second))
+        if found := watch.judge(world, [], float(second), PLACE):
+            break
+    assert (second, found.partition(";")[0]) == (START + 1, "step 1 has not ended for 1801 s (limit 1800 s)")
+
+
+@pytest.mark.parametrize(("trainers", "known"), [(2, [0.5]), (1, [])])
+def test_durations_of_steps_in_another_layout_say_nothing_of_the_next_ones(tmp_path, trainers, known):
+    """Of a world that has shrunk to a thirtieth, every second step was taken for a hang."""
+    state = JobState(make_job(tmp_path, min_trainers=1), build("coordinator"), None, lambda: 0.0)
+    state.enter_world(session(state.job))
+    state.history.durations.append(0.5)
+    state.enter_world(session(state.job, trainers))
+    assert list(state.history.durations) == known
+
+
 def test_a_closed_step_starts_the_clock_again(tmp_path):
     world, watch = watched(tmp_path)
     for second in range(100):

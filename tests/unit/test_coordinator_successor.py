@@ -33,7 +33,9 @@ async def test_a_world_is_adopted_only_with_every_trainer_in_it(tmp_path):
         assert not lead.state.session.adopted
 
 
-@pytest.mark.parametrize(("work", "generation"), [("create_generation", 0), ("take_over", 1)])
+@pytest.mark.parametrize(
+    ("work", "generation"), [("create_generation", 0), ("collect_orphans", 0), ("take_over", 1), ("drop_belated", 1)]
+)
 async def test_a_trainer_that_is_replaced_while_its_world_is_claimed_gets_the_next_one_at_once(
     tmp_path, looptime, work, generation
 ):
@@ -53,7 +55,9 @@ async def test_a_trainer_that_is_replaced_while_its_world_is_claimed_gets_the_ne
         assert not lead.state.session.adopted
 
 
-@pytest.mark.parametrize(("work", "generation"), [("create_generation", 0), ("take_over", 1)])
+@pytest.mark.parametrize(
+    ("work", "generation"), [("create_generation", 0), ("collect_orphans", 0), ("take_over", 1), ("drop_belated", 1)]
+)
 async def test_a_trainer_that_loses_its_world_while_it_is_claimed_has_to_register_again(tmp_path, work, generation):
     async with training(small(tmp_path)):
         pass

@@ -23,7 +23,7 @@ from coxswain_data.formats import FORMATS
 from coxswain_data.formats.base import Extent, Sample
 from coxswain_data.formats.jsonl import JsonlObject
 from coxswain_data.formats.object_reader import ObjectReader, Sizes
-from coxswain_data.source import Source, include_pattern, open_source
+from coxswain_data.source import Source, include_pattern, may_hold, open_source
 from coxswain_link.spool import Spool
 from coxswain_link.store import ObjectInfo
 
@@ -73,11 +73,14 @@ def test_each_line_is_a_sample(tmp_path):
         (b'{"text": "a", "score": nan}', None),
         (b'{"text": "half \\ud800"}', None),
         (b'{"text": "half \\ud800", "score": NaN}', None),
+        (b'{"text": "good", "title": "cut \\ud83d"}', "good"),
+        (b'{"\\uDE00": 1, "text": "good \\ud83d\\ude00"}', "good \U0001f600"),
+        (b'{"text": "good", "title": "cut \\ud83d"', None),
         ('{"text": "a", "score": NaN}'.encode("utf-16-le"), None),
         (b'{"text": "a", "x": ' + b"[" * 100_000, None),
     ],
 )
-def test_numbers_that_only_python_writes_spoil_no_sample_in_whose_text_they_are_not(tmp_path, line, text):
+def test_what_only_python_writes_spoils_no_sample_in_whose_text_it_is_not(tmp_path, line, text):
     (tmp_path / "a.jsonl").write_bytes(line + b"\n")
     assert texts(source(tmp_path)) == [text]
 
@@ -265,6 +268,22 @@ def test_include_matches_what_a_search_with_every_second_try_matches():
         every = re.compile("".join(plain.get(token, token) for token in tokens))
         found, wanted = ([p for p in paths if pattern.fullmatch(p)] for pattern in (include_pattern(glob), every))
         assert found == wanted, glob
+
+
+@pytest.mark.parametrize(
+    ("glob", "may", "may_not"),
+    [
+        ("", ("a", "a/b"), ()),
+        ("*.jsonl", (), ("a", "a/b")),
+        ("a/*.jsonl", ("a",), ("b", "a/b", "aa")),
+        ("*/b/*", ("a", "c", "a/b"), ("a/c", "a/b/c")),
+        ("a/**/*.txt", ("a", "a/b/c"), ("b", "b/a")),
+        ("a?/x**.txt", ("ab", "ab/c", "ab/c/d"), ("a", "abc")),
+        ("**/*.txt", ("a", "a/b"), ()),
+    ],
+)
+def test_a_folder_may_hold_what_a_glob_takes(glob: str, may: tuple[str, ...], may_not: tuple[str, ...]) -> None:
+    assert [folder for folder in (*may, *may_not) if may_hold(glob, folder)] == list(may)
 
 
 @pytest.mark.timeout(20)

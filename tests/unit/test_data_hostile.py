@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -64,13 +66,29 @@ def test_folders_that_are_deleted_while_a_source_is_listed_are_left_out_as_files
     assert found[0].path.endswith("/1.txt")
 
 
+def test_a_folder_that_include_leaves_out_need_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "a.txt").write_text("one")
+    scan = os.scandir
+
+    def allowed(path: Path) -> object:
+        if path.name == "private":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", allowed)
+    assert [entry.path for entry in source_of(tmp_path, "Text", "*.txt").blocks()] == ["a.txt"]
+    with pytest.raises(Refused, match="private cannot be listed"):
+        source_of(tmp_path, "Text", "**/*.txt").blocks()
+
+
 class Bucket:
     """Of which a console shows `data` as a folder, too."""
 
     uri, last_error = "s3://bucket/data", ""
     real = ObjectInfo("data", 5, "etag")
 
-    def corpus(self, wanted: object) -> Listing:
+    def corpus(self, wanted: object, may_hold: object) -> Listing:
         return [ObjectInfo("data", 0, "marker"), self.real]
 
     def head(self, path: str) -> ObjectInfo:
@@ -87,7 +105,7 @@ def test_an_object_that_is_listed_twice_is_read_once(tmp_path: Path):
     """Some servers repeat keys at the edge of two pages: each pass would have had its documents twice."""
 
     class Repeating(Bucket):
-        def corpus(self, wanted: object) -> Listing:
+        def corpus(self, wanted: object, may_hold: object) -> Listing:
             return [self.real, self.real, ObjectInfo("more", 5, "etag")]
 
     config = replace(source_of(tmp_path, "Text").config, uri=Bucket.uri)

@@ -74,6 +74,43 @@ def test_members_of_one_name_are_a_sample_and_its_text_has_the_extension(tmp_pat
     ]
 
 
+def with_link(kind: bytes, name: str = "b.txt") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as file:
+        for entry in (tarfile.TarInfo("a.txt"), tarfile.TarInfo(name)):
+            entry.size = 3 if entry.name == "a.txt" else 0
+            if entry.name == name:
+                entry.type, entry.linkname = kind, "a.txt"
+            file.addfile(entry, io.BytesIO(b"one"))
+    return out.getvalue()
+
+
+@held
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_link_in_place_of_a_text_is_a_sample_that_does_not_decode_and_is_named(tmp_path, kind, in_memory):
+    """tar packs the second name of a file as a link: before, such a document was left out without a word."""
+    mine = written(tmp_path, with_link(kind), in_memory=in_memory)
+    assert texts(mine) == ["one", None]
+    link = mine.read(block(mine))
+    (at,) = (sample.at for sample in link.samples() if sample.text is None)
+    with pytest.raises(ValueError, match=r"b\.txt is a link to a\.txt: pack the file itself"):
+        link.text(at)
+
+
+@pytest.mark.parametrize("name", ["b", "b.json"])
+def test_a_link_that_is_no_text_is_left_out(tmp_path, name):
+    assert texts(written(tmp_path, with_link(tarfile.SYMTYPE, name))) == ["one"]
+
+
+def test_a_sample_without_a_text_is_named_so_and_not_by_what_another_member_holds(tmp_path):
+    """Before, a picture beside it was said to be no UTF-8."""
+    mine = written(tmp_path, archive(("a.txt", b"one"), ("b.jpg", b"\xff\xd8")))
+    found = mine.read(block(mine))
+    (at,) = (sample.at for sample in found.samples() if sample.text is None)
+    with pytest.raises(ValueError, match=r"b\.jpg has no member 'txt' beside it"):
+        found.text(at)
+
+
 @held
 @pytest.mark.parametrize("format_", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 def test_a_sample_is_found_again_at_its_place_in_any_order(tmp_path, in_memory, format_):
@@ -85,10 +122,10 @@ def test_a_sample_is_found_again_at_its_place_in_any_order(tmp_path, in_memory, 
     assert [held_open.text(at) for at in reversed(places)] == [f"text {i}" * i for i in reversed(range(1, 40))]
 
 
-def test_folders_links_and_empty_archives_are_no_samples(tmp_path):
+def test_folders_pipes_and_empty_archives_are_no_samples(tmp_path):
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as file:
-        for name, kind in (("a.txt", tarfile.DIRTYPE), ("b.txt", tarfile.SYMTYPE), ("c.txt", tarfile.FIFOTYPE)):
+        for name, kind in (("a.txt", tarfile.DIRTYPE), ("c.txt", tarfile.FIFOTYPE)):
             entry = tarfile.TarInfo(name)
             entry.type = kind
             file.addfile(entry)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import obstore
@@ -106,6 +108,82 @@ def test_a_wanted_file_that_cannot_be_read_is_refused_and_another_is_left_out(
     with pytest.raises(Refused, match=re.escape(says) + "; rename it, or narrow uri or include") as caught:
         listed(tmp_path)
     assert caught.value.reason == "ObjectUnreadable"
+
+
+@pytest.fixture
+def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the user of the job may list no folder called `locked` or `lost+found`. Tests may run as root."""
+    write(tmp_path, "a/x", "a/locked/y", "lost+found/z")
+    scan = os.scandir
+
+    def allowed(path: Path) -> object:
+        if path.name in ("locked", "lost+found"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", allowed)
+    return tmp_path
+
+
+def test_a_folder_that_may_not_be_listed_is_refused_by_its_own_name(locked: Path) -> None:
+    """Before, the whole source was said to be forbidden."""
+    says = (
+        "a/locked cannot be listed (Permission denied); give the user of the job the right to, or narrow uri or include"
+    )
+    with pytest.raises(Refused, match=re.escape(says)) as caught:
+        listed(locked)
+    assert caught.value.reason == "ObjectUnreadable"
+
+
+def test_a_folder_that_may_not_be_listed_and_holds_nothing_wanted_is_left_out(locked: Path) -> None:
+    assert [info.path for info in open_store(locked.as_uri()).corpus(everything, lambda f: f != "a/locked")] == ["a/x"]
+
+
+def test_what_a_check_of_a_file_system_leaves_at_its_root_forbids_no_source(locked: Path) -> None:
+    """Each volume of ext4 has it, and no job that is not root may list it."""
+    (locked / "a/locked").rename(locked / "a/free")
+    assert listed(locked) == ["a/free/y", "a/x"]
+    (locked / "lost+found").rename(locked / "a/lost+found")
+    with pytest.raises(Refused, match=re.escape("a/lost+found cannot be listed")):
+        listed(locked)
+
+
+def test_a_file_that_may_not_be_looked_at_is_refused_with_what_gives_the_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Entry:
+        name = "x"
+
+        def is_dir(self) -> bool:
+            return False
+
+        def stat(self) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", lambda _: nullcontext([Entry()]))
+    with pytest.raises(
+        Refused, match=r"/x cannot be looked at \(Permission denied\); give the user of the job the right to"
+    ):
+        listed(tmp_path)
+
+
+def test_folders_are_listed_however_deep_they_are(tmp_path: Path) -> None:
+    """Before, a thousand of them ended the loader with a RecursionError."""
+    folder = tmp_path / "/".join(["a"] * 1500)
+    at = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("a", dir_fd=at)
+        below = os.open("a", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(os.open("x", os.O_CREAT, dir_fd=at))
+    os.close(at)
+    try:
+        assert [len(path) for path in listed(tmp_path)] == [3001]
+    finally:
+        (folder / "x").unlink()
+        for above in (folder, *list(folder.parents)[:1499]):
+            above.rmdir()
 
 
 def test_a_key_of_s3_that_cannot_be_read_is_refused_by_its_name() -> None:

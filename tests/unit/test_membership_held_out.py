@@ -54,6 +54,24 @@ def test_an_evaluation_has_its_tokens_in_equal_parts_and_no_token_twice(seed, po
     assert len(set(ids)) == len(ids)
 
 
+def test_blocks_that_evaluations_read_are_fetched_side_by_side_before_a_length_is_read_and_none_without_tokens():
+    """Of hundreds of sources one after another they take minutes."""
+    s, fetched = two_sources(3), []
+    hold_out(s.mix, s.batch, s.views, 40, fetched.append)
+    assert [sorted(blocks) for blocks in fetched] == [["code", "docs"]]
+    assert all(numbers for blocks in fetched for numbers in blocks.values())
+    hold_out(s.mix, s.batch, s.views, 0, fetched.append)
+    hold_out(s.mix, s.batch, s.views, 1, fetched.append)
+    assert [sorted(blocks) for blocks in fetched[1:]] == [["docs"]]
+
+
+@pytest.mark.parametrize("length", [50, 51])
+def test_pieces_of_a_long_document_that_is_evaluated_begin_at_its_first_token_and_cover_it(length):
+    s = stream([view("code", [[length] * 4])], [1], longest=25)
+    pieces = [(q.start, q.stop) for q in hold_out(s.mix, s.batch, s.views, length).sequences]
+    assert pieces == [(at, min(at + 25, length)) for at in range(0, length, 25)]
+
+
 def test_the_held_out_documents_are_the_first_of_a_pass_of_their_own():
     blocks = [[5, 9, 4], [8, 7], [6, 6, 6]] * 5
     found = stream([view("code", blocks)], [1], held_out=40).held_out.sequences

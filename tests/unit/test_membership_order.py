@@ -56,3 +56,10 @@ def test_a_draw_reads_only_the_blocks_of_its_window():
 
     PassOrder(7, SourceView("code", np.full(1000, 10), lengths), 0).at(4321)
     assert len(set(read)) <= WINDOW
+
+
+def test_the_blocks_of_a_window_are_named_to_be_fetched_before_its_first_draw_and_once():
+    """One at a time, they would be read amid the draws."""
+    order = PassOrder(7, view("code", [[5] * 3] * 4), 0)
+    assert sorted(order.to_fetch(0)) == [0, 1, 2, 3]
+    assert order.to_fetch(11) == []

@@ -78,7 +78,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
     generation: int
     rank: int = -1  # a worker's
-    progress: int = 0  # of a worker's start: grows while it loads its state
+    progress: int = 0  # of a worker: grows while it loads its state, and while it writes a checkpoint
 
 
 class World(msgspec.Struct, frozen=True):

@@ -20,6 +20,10 @@ class PendingCheckpoints:
     def add(self, report: ShardsSaved) -> None:
         self._saved.setdefault(report.step, {})[report.rank] = report
 
+    def by(self, step: int) -> set[int]:
+        """The ranks that have saved their part of this checkpoint."""
+        return set(self._saved.get(step, ()))
+
     def complete(self, ranks: int) -> int | None:
         """The earliest step whose every rank has saved."""
         return min((step for step, by_rank in self._saved.items() if len(by_rank) == ranks), default=None)

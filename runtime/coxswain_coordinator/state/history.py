@@ -32,6 +32,7 @@ class History:
         self.steps = JsonlWriter(run_dir, "steps.jsonl", MOST_STEPS)
         self.timings = JsonlWriter(run_dir, "timings.jsonl", _MOST_TIMINGS)
         self.recent: deque[StepLine] = deque(maxlen=20)
+        self.durations: deque[float] = deque(maxlen=20)  # of the latest steps in the present layout, in seconds
         self.log = StepLog()
         self.unsaved: list[StepLine] = []  # in no record of the store
         self.most_unsaved = _MOST_UNSAVED
@@ -44,6 +45,7 @@ class History:
         self.steps.append(line)
         self.timings.append(timing)
         self.recent.append(line)
+        self.durations.append(line.seconds)
         self.evaluated = line if line.evaluation_loss is not None else self.evaluated
         self.unsaved.append(line)
         figures = step_figures(timing.planned, timing.ranks)
@@ -53,8 +55,10 @@ class History:
         self.log.add(line, figures)
         self._measure(line)
 
-    def begin_at(self, step: int) -> None:
-        """Drops steps from this one on: a new world repeats them."""
+    def begin_at(self, step: int, changed: bool = False) -> None:
+        """Drops steps from this one on: a new world repeats them. `changed`: in another layout, they take as long as they do."""
+        if changed:
+            self.durations.clear()
         self.unsaved = [line for line in self.unsaved if line.step < step]
         self._window.clear()
         self._figures = None

@@ -129,7 +129,7 @@ class JobState(JobSteps):
         if chosen := self.strategy.announce(record.layout, saved=self.manifest is not None):
             self.record_event("StrategyChosen", chosen)
         self.leaving.clear()
-        self.history.begin_at(session.book.open)
+        self.history.begin_at(session.book.open, before is not None and before.record.layout != record.layout)
         nodes = [self.trainers.node(index) for index in range(len(session.world.trainers))]
         self.guarded(self.stragglers.enter, record, session.world, nodes, session.book.shares)
         self.guarded(self.ladder.enter, record, session.world, nodes)

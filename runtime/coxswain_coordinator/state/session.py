@@ -90,6 +90,11 @@ class Session:
         self._probes: dict[int, frozenset[int]] = {}  # by step
 
     @property
+    def parts_written(self) -> int:
+        """Grows while any rank writes a checkpoint."""
+        return sum(self._progress.values())
+
+    @property
     def begun(self) -> int:
         """The last step that has begun: it has a directive or a report.
 
@@ -252,6 +257,13 @@ class Session:
         self.move = Move(before.step if before else self.begun + 1, why, saves)
         return self.move != before
 
+    def withdraw_move(self) -> bool:
+        """Takes back a planned change that is not wished for any more. Returns whether there was one that no rank knows of."""
+        undecided = self.move is not None and not self.move.decided
+        if undecided:
+            self.move = None
+        return undecided
+
     @property
     def moved(self) -> bool:
         """Whether a planned change may begin: every rank has done the steps before it, and what it saves is saved."""
@@ -287,10 +299,10 @@ class Session:
             del self._plans[old], self._parts[old]
             self._directives.pop(old, None)
         for tracker in (self.cursors, self.book.stream_digests):
-            for old in [s for s in tracker if s < step and not self._may_be_saved(s)]:
+            for old in [s for s in tracker if s < step and not self.may_be_saved(s)]:
                 del tracker[old]
 
-    def _may_be_saved(self, step: int) -> bool:
+    def may_be_saved(self, step: int) -> bool:
         """Whether a manifest of this step may come: workers save when due, also on their own."""
         due = self._every > 0 and step % self._every == 0 and step > self.saved
         return due or step in self._saving

@@ -122,10 +122,10 @@ class WorldManager:
         self._newest = None
         if not await self._store_call(self._log.create_generation, record):
             return True  # another coordinator was faster; check again
-        if not self._are_present(agents):
-            return True  # a trainer left or was replaced meanwhile; the record stays unused
         fenced = self._checkpoints.collect_orphans if run.session is None else self._checkpoints.drop_belated
         await self._store_call(fenced)
+        if not self._are_present(agents):
+            return True  # a trainer left or was replaced meanwhile; the record stays unused
         self._enter(record, agents)
         return True
 

@@ -20,6 +20,7 @@ from coxswain_data.formats.object_reader import ObjectReader
 from coxswain_link.spool import Data
 
 _BOM = b"\xef\xbb\xbf"
+_FOREIGN = (b"NaN", b"Infinity", b"\\ud", b"\\uD")  # numbers that JSON has not, and halves of surrogate pairs
 
 
 class JsonlBlock:
@@ -120,11 +121,11 @@ def _decoder(field: str) -> msgspec.json.Decoder[Any]:
 
 
 def _lenient(line: bytes, field: str, fault: msgspec.DecodeError) -> str:
-    """The text of a line with NaN or Infinity in it: Python writes them, JSON does not have them.
+    """The text of a line with NaN, Infinity or half a surrogate pair in it: Python writes them, strict decoders refuse them.
 
     `fault`: of the strict decoder.
     """
-    if not any(word in line for word in (b"NaN", b"Infinity")):
+    if not any(word in line for word in _FOREIGN):
         raise fault
     found = json.loads(line)
     text = found.get(field) if isinstance(found, dict) else None

@@ -42,11 +42,11 @@ class TarBlock:
             texts = [m for m in members if _parted(m.name)[1] == self._extension]
             seen.update(_parted(m.name)[1] for m in members)
             found = found or bool(texts)
-            if len(texts) == 1:
+            if len(texts) == 1 and texts[0].isfile():
                 at = texts[0].offset
                 yield Sample(at, decoded(lambda at=at: self.text(at)))  # type: ignore[misc]
             else:
-                yield Sample(members[0].offset, None)
+                yield Sample((texts or members)[0].offset, None)
         if seen and not found:
             raise self._no_text(seen)
 
@@ -54,15 +54,26 @@ class TarBlock:
         with self._named():
             self._file.seek(at)
             with tarfile.open(fileobj=self._file, mode="r:") as archive:
-                content = self._content(archive, archive.next())
+                member = archive.next()
+                fault = self._fault(member) if member is not None else ""
+                content = b"" if fault else self._content(archive, member)
+        if fault:
+            raise ValueError(fault)
         return content.decode()
 
+    def _fault(self, member: tarfile.TarInfo) -> str:
+        """Why this member of a sample is not its text; empty: it is."""
+        if _parted(member.name)[1] != self._extension:
+            return f"{member.name} has no member {self._extension!r} beside it"
+        return f"{member.name} is a link to {member.linkname}: pack the file itself" if _is_link(member) else ""
+
     def _members(self) -> Iterator[tarfile.TarInfo]:
-        """Regular files in order. Callers may move the file position in between."""
+        """Regular files in order, and links in place of texts: tar packs a second name of one file as one. Callers may move the
+        file position in between."""
         at = 0
         while (read := self._member(at)) is not None:
             member, at = read
-            if member.isfile():
+            if member.isfile() or (_is_link(member) and _parted(member.name)[1] == self._extension):
                 yield member
 
     def _member(self, at: int) -> tuple[tarfile.TarInfo, int] | None:
@@ -141,6 +152,10 @@ class TarObject:
             held = data if isinstance(data, mmap.mmap) else io.BytesIO(data)
             return TarBlock(held, len(data), self._extension, reader, len(data))
         return TarBlock(reader.file(_BUFFER), reader.size, self._extension, reader, _BUFFER)
+
+
+def _is_link(member: tarfile.TarInfo) -> bool:
+    return member.islnk() or member.issym()
 
 
 def _parted(name: str) -> tuple[str, str]:

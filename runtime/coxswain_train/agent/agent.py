@@ -82,10 +82,11 @@ class Agent:
 
     async def run(self) -> int:
         """Exit code of the trainer. Raises Retryable when the coordinator stays away."""
-        ready = asyncio.create_task(self._say_ready())
+        start = asyncio.create_task(self._await_fork_server())
         try:
             await self._fork_server.warm()  # while the loaders index
             while self._oom is None:
+                self._fork_server.check()
                 reply = await self._register()  # each time: the coordinator may have restarted
                 if reply.lost and self._left != self._generation:
                     await self._leave_world(reply)
@@ -96,13 +97,14 @@ class Agent:
         except JobEnded as ended:
             return await self._leave(ended.finished)
         finally:
-            ready.cancel()
+            start.cancel()
             await self._standby.end()
             await asyncio.gather(*(self._stop_worker(worker) for worker in list(self._workers)))
             await self._fork_server.end()
 
-    async def _say_ready(self) -> None:
-        await self._fork_server.ready.wait()
+    async def _await_fork_server(self) -> None:
+        """Registers again once workers can be imported, or ends the agent where they cannot."""
+        await self._fork_server.known.wait()
         self._news.set()
 
     async def _register(self) -> Registered:
@@ -124,7 +126,7 @@ class Agent:
             left=self._generation if self._generation and (is_out or not all(inside)) else UNSET,
             broken=next((said.why for said in left if said.why), UNSET),
             fault=next((said.fault for said in left if said.fault), UNSET),
-            starting=UNSET if self._fork_server.ready.is_set() else True,
+            starting=UNSET if self._fork_server.is_ready else True,
         )
         reply = await self._client.post("/v1/register", me, Registered, deadline=self._give_up)
         self.registered = True

@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import selectors
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -42,6 +43,12 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     """From the fork server, with the worker's pidfd. Answers come in the order of the requests."""
 
     pid: int
+
+
+class NotForked(msgspec.Struct, frozen=True, tag=True):
+    """From the fork server, in place of `Forked`: the system has refused it."""
+
+    why: str
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
@@ -77,18 +84,37 @@ def _serve(agent: socket.socket, ready: selectors.BaseSelector, work: Callable[[
     if not message:
         return False
     request = msgspec.json.decode(message, type=ForkRequest)
-    me, pid = os.getpid(), os.fork()
+    me = os.getpid()
+    try:
+        pid, handle = _fork()
+    except OSError as error:  # as many processes as a pod may have, or no memory: the workers that run go on
+        agent.send(msgspec.json.encode(NotForked(str(error))))
+        return True
+    finally:
+        if os.getpid() == me:
+            for descriptor in descriptors:
+                os.close(descriptor)
     if pid == 0:
         agent.close()
         ready.close()
         _init_child(request, descriptors, me)
         (importlib.import_module(request.module).work if request.module else work)()
-    for descriptor in descriptors:
-        os.close(descriptor)
-    handle = os.pidfd_open(pid)
     ready.register(handle, selectors.EVENT_READ, pid)
     socket.send_fds(agent, [msgspec.json.encode(Forked(pid))], [handle])
     return True
+
+
+def _fork() -> tuple[int, int]:
+    """The pid and pidfd of a child; in the child (0, -1)."""
+    pid = os.fork()
+    if pid == 0:
+        return 0, -1
+    try:
+        return pid, os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def _init_child(request: ForkRequest, descriptors: list[int], fork_server: int) -> None:

@@ -19,13 +19,14 @@ from coxswain.layout import Seat
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import Fault
 from coxswain_link.environment import end_with_parent
-from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest, Ready
+from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest, NotForked, Ready
 from coxswain_train.worker.assignments import Assignment, Leave, Leaving, Left
 
 log = logging.getLogger(__name__)
 
 _GRACE = 2.0  # seconds between SIGTERM and SIGKILL: a worker of a past world has nothing to save
 KILLED = -signal.SIGKILL
+_Answer = Ready | Forked | NotForked | Exited
 _ENDED = "the process that forks the workers ended; its log says why"
 
 
@@ -142,15 +143,19 @@ class ForkServer:
         self._channel: socket.socket | None = None
         self._requests: deque[asyncio.Future[tuple[int, int]]] = deque()  # (pid, pidfd) to come
         self._running: dict[int, asyncio.Future[int]] = {}
-        self.ready = (
-            asyncio.Event()
-        )  # a fork server has imported what workers need; one that replaces it takes less long
+        self.is_ready = False  # one has imported what workers need; one that replaces it takes less long
+        self.known = asyncio.Event()  # whether workers can be imported
 
     async def warm(self) -> None:
         """Starts the process unless it runs."""
         async with self._starting:
             if self._channel is None:
                 await self._start()
+
+    def check(self) -> None:
+        """Raises Retryable where the first one ended before it had imported what workers need: nothing says that another will."""
+        if self.known.is_set() and not self.is_ready:
+            raise Retryable(_ENDED)
 
     async def _start(self) -> None:
         if self._process is not None:
@@ -166,7 +171,7 @@ class ForkServer:
 
     async def fork(self, device: int, environment: Mapping[str, str], module: str = "") -> WorkerHandle:
         """A new worker, without an assignment yet, or the work of another module. Raises Retryable when the fork server ends
-        first."""
+        first, or may not fork."""
         await self.warm()
         fault_file = os.memfd_create("coxswain-fault")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -213,9 +218,10 @@ class ForkServer:
         if not message:
             self._lost()
             return
-        answer: Ready | Forked | Exited = msgspec.json.decode(message, type=Ready | Forked | Exited)
+        answer: _Answer = msgspec.json.decode(message, type=_Answer)
         if isinstance(answer, Ready):
-            self.ready.set()
+            self.is_ready = True
+            self.known.set()
         elif isinstance(answer, Forked):
             self._running[answer.pid] = asyncio.get_running_loop().create_future()
             request = self._requests.popleft()
@@ -223,6 +229,10 @@ class ForkServer:
                 os.close(handles[0])
             else:
                 request.set_result((answer.pid, handles[0]))
+        elif isinstance(answer, NotForked):
+            request = self._requests.popleft()
+            if not request.cancelled():
+                request.set_exception(Retryable(f"no process can be forked: {answer.why}"))
         else:
             self._running.pop(answer.pid).set_result(answer.exit_code)
 
@@ -232,6 +242,7 @@ class ForkServer:
         asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
         self._channel = None
+        self.known.set()
         for ended in self._running.values():
             ended.set_result(KILLED)
         for request in self._requests:

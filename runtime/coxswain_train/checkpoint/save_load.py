@@ -35,10 +35,13 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._running: Future[None] | None = None
 
-    def begin(self, state: State, done: Callable[[tuple[Shard, ...], float], None], sidecars: bool = False) -> None:
+    def begin(
+        self, state: State, done: Callable[[tuple[Shard, ...], float], None], sidecars: bool = False,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         """Snapshots now, writes later, then calls `done` (in the background) with the shards and the seconds it took.
 
-        `sidecars`: shards have their boxes there.
+        `sidecars`: shards have their boxes there. Calls `progress` (in the background) after each shard.
 
         Waits for the save before, so that memory holds one snapshot at most. Call `settle` before the state changes.
         """
@@ -49,10 +52,11 @@ class Saver:
 
         def write() -> None:
             copied.synchronize()
-            shards = tuple(write_shards(self._store, entries))
-            if sidecars:
-                shards = tuple(with_listing(self._store, shard) for shard in shards)
-            done(shards, time.monotonic() - began)
+            shards: list[Shard] = []
+            for shard in write_shards(self._store, entries):
+                shards.append(with_listing(self._store, shard) if sidecars else shard)
+                progress()
+            done(tuple(shards), time.monotonic() - began)
 
         self._running = self._thread.submit(write)
 

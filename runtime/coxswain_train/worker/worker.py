@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from math import inf
 from typing import NoReturn
 
 import torch
@@ -18,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from coxswain import names, wire
 from coxswain.copies import wards_of
-from coxswain.errors import CoxswainError, Refused, Retryable
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.live import LiveSource
 from coxswain.stragglers.surprise import StepLengths
@@ -267,6 +268,7 @@ class Worker:
         self._outbox.put("/v1/reports", plan.step, report)
 
     def _save(self, directive: wire.StepDirective) -> None:
+        self._await_save()
         generation, rank, step = self._assignment.generation, self._assignment.rank, directive.step
         ranks, outbox = len(self._world.seats), self._outbox  # no more of this world: a save may outlive it
 
@@ -275,25 +277,39 @@ class Worker:
             outbox.put("/v1/saved", step, saved)
 
         large = ranks >= LARGE_WORLD
-        self._saver.begin(self._engine.boxes(), report, sidecars=large)
+        self._saver.begin(self._engine.boxes(), report, sidecars=large, progress=outbox.advance)
 
     def _await_save(self) -> None:
-        """Raises the error of the save before a change: the next world waits for its manifest, and no later step would raise it.
-        Ends early where the world is over: then the state in memory counts."""
-        while not (self._saver.has_ended(_LOOK_SECONDS) or self._is_aborted()):
-            pass
+        """Raises the error of the save that is under way: behind one before a change or the end no later step would raise it.
+        A save may hang: raises Stale where the world is over, since the state in memory counts then."""
+        while not self._saver.has_ended(_LOOK_SECONDS):
+            self._check_world()
         self._saver.check()
+
+    def _await_saved(self, seconds: float, step: int = 0) -> None:
+        """Waits until all is sent, and the steps below this one are in a checkpoint. Raises as `_await_save`, Retryable at the
+        deadline."""
+        end = time.monotonic() + seconds
+        while not self._outbox.has_sent(_LOOK_SECONDS, step):
+            self._check_world()
+            if time.monotonic() >= end:
+                self._outbox.flush(0.0, step)
+
+    def _check_world(self) -> None:
+        if self._is_aborted():
+            raise Stale(f"generation {self._assignment.generation} is over")
 
     def _leave(self, directive: wire.StepDirective) -> int:
         """Waits for the manifest: a new coordinator may need the reports again.
 
         All ranks agree where the data or the steps end. On a stop they may not, if the coordinator ended just then:
-        a peer that trains on alone waits for this rank to leave, so this rank leaves also without a manifest.
+        a peer that trains on alone waits for this rank to leave, so this rank leaves also without a manifest. Elsewhere the
+        coordinator decides how long a peer may save.
         """
-        self._saver.wait()
-        self._outbox.flush(PATIENCE)
+        self._await_save()
+        self._await_saved(PATIENCE)
         try:
-            self._outbox.flush(PATIENCE if directive.end == "Completed" else _DRAIN_SECONDS, saved=directive.step)
+            self._await_saved(inf if directive.end == "Completed" else _DRAIN_SECONDS, directive.step)
         except Retryable:
             if directive.end == "Completed":
                 raise

@@ -141,11 +141,15 @@ class ForkServer:
         self, make: Callable[[Live, Assignment], Awaitable[LivingWorker]], fault: Callable[[BaseException], None]
     ) -> None:
         self._make, self._fault, self.made = make, fault, list[Process]()
-        self.ready = asyncio.Event()
+        self.is_ready, self.known = False, asyncio.Event()
 
     async def warm(self) -> None:
         """Nothing is imported."""
-        self.ready.set()
+        self.is_ready = True
+        self.known.set()
+
+    def check(self) -> None:
+        """It does not end before that."""
 
     async def fork(self, device: int, environment: Mapping[str, str]) -> Process:
         process = Process(device, self._make)

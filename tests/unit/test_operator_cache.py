@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from coxswain.names import LABEL_JOB_UID
+from coxswain.names import LABEL_JOB, LABEL_JOB_UID
 from coxswain_operator.kubernetes.cache import Cache, Entry
 
 NAME = ("lab", "p")
@@ -129,14 +131,29 @@ def test_an_object_with_a_new_owner_leaves_the_old_ones_listing() -> None:
     assert list(cache.of_owner("new")) == []
 
 
-def test_owners_are_found_by_the_labels_of_their_objects_and_one_without_objects_is_none() -> None:
-    cache = filled(entry(5, owner="first"), entry(6, owner="second", name=("lab", "q"), uid="v"))
-    assert sorted(cache.owners("lab", {})) == ["first", "second"]
-    cache.put(entry(7, owner="second", uid="w"))  # another object took the name, and no deletion was seen
-    assert list(cache.owners("lab", {})) == ["second"]
-    cache.put(entry(8, owner="", name=("lab", "r"), uid="x"))
-    assert list(cache.owners("lab", {"no": "such"})) == list(cache.owners("other", {})) == []
-    assert list(cache.owners("lab", {LABEL_JOB_UID: "second"})) == ["second"]
+CHANGES = st.tuples(
+    st.sampled_from("pqr"), st.sampled_from(["", "first", "second"]), st.sampled_from(["", "demo", "other"]),
+    st.booleans(),
+)  # fmt: skip
+
+
+@given(st.lists(CHANGES, max_size=12))
+def test_the_owners_of_a_job_are_those_of_the_objects_that_have_its_name_now(
+    changes: list[tuple[str, str, str, bool]],
+) -> None:
+    cache = Cache[str]()
+    for version, (name, owner, job, stays) in enumerate(changes, 1):
+        labels = {LABEL_JOB_UID: owner, LABEL_JOB: job}
+        cache.put(Entry(("lab", name), f"{name}-{owner}", version, {k: v for k, v in labels.items() if v}, "v"))
+        if not stays:
+            cache.forget(("lab", name), version)
+    for job in ("demo", "other"):
+        known = {e.owner for e in cache.select("lab", {LABEL_JOB: job})}
+        assert set(cache.owners("lab", job)) == known - {""}
+    assert not cache.owners("elsewhere", "demo")
+    for name in "pqr":
+        cache.forget(("lab", name), len(changes))
+    assert not cache._owners and not cache._by_owner
 
 
 def test_a_removed_object_leaves_its_siblings_with_their_owner() -> None:

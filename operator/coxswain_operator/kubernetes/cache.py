@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from coxswain.names import LABEL_JOB_UID
+from coxswain.names import LABEL_JOB, LABEL_JOB_UID
 
 Name = tuple[str, str]  # namespace, name
 T = TypeVar("T")
@@ -31,6 +31,11 @@ class Entry(Generic[T]):
         """The uid of the job that owns it; empty without one."""
         return self.labels.get(LABEL_JOB_UID, "")
 
+    @property
+    def job(self) -> Name:
+        """The namespace and name of that job."""
+        return self.name[0], self.labels.get(LABEL_JOB, "")
+
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent(Generic[T]):
@@ -51,6 +56,7 @@ class Cache(Generic[T]):
     def __init__(self, remembered: int = REMEMBERED_UIDS) -> None:
         self._entries: dict[Name, Entry[T]] = {}
         self._by_owner: dict[str, dict[Name, Entry[T]]] = {}
+        self._owners: dict[Name, Counter[str]] = {}  # by job: how many objects each of those that had this name owns
         self._subscribers: list[asyncio.Queue[CacheEvent[T]]] = []
         self._remembered = remembered
         self._gone: OrderedDict[str, None] = OrderedDict()  # uids that a late list may still contain
@@ -71,12 +77,9 @@ class Cache(Generic[T]):
             if (not namespace or entry.name[0] == namespace) and wanted <= entry.labels.items():
                 yield entry
 
-    def owners(self, namespace: str, labels: Mapping[str, str]) -> Iterator[str]:
-        """Those whose objects are in this namespace and have these labels, by the first one: an owner's have the same."""
-        for owner, entries in self._by_owner.items():
-            first = next(iter(entries.values()))
-            if owner and first.name[0] == namespace and labels.items() <= first.labels.items():
-                yield owner
+    def owners(self, namespace: str, job: str) -> Collection[str]:
+        """The uids of all jobs that have had this name and own an object."""
+        return self._owners.get((namespace, job), {}).keys() - {""}
 
     def of_owner(self, owner: str) -> Iterable[Entry[T]]:
         return self._by_owner.get(owner, {}).values()
@@ -118,10 +121,13 @@ class Cache(Generic[T]):
         known = self._entries.get(entry.name)
         if entry.uid in self._gone or (known is not None and known.version >= entry.version):
             return False
-        if known is not None and known.owner != entry.owner:
-            self._disown(known)
+        if known is not None:
+            self._count(known, -1)
+            if known.owner != entry.owner:
+                self._disown(known)
         self._entries[entry.name] = entry
         self._by_owner.setdefault(entry.owner, {})[entry.name] = entry
+        self._count(entry, 1)
         if known is None or known.uid != entry.uid or known.value != entry.value:
             self._notify(CacheEvent("MODIFIED" if known else "ADDED", entry))
         return True
@@ -134,6 +140,7 @@ class Cache(Generic[T]):
 
     def _remove(self, name: Name) -> None:
         entry = self._entries.pop(name)
+        self._count(entry, -1)
         self._disown(entry)
         self._notify(CacheEvent("DELETED", entry))
 
@@ -143,6 +150,14 @@ class Cache(Generic[T]):
         del mine[entry.name]
         if not mine:
             del self._by_owner[entry.owner]
+
+    def _count(self, entry: Entry[T], by: int) -> None:
+        owners = self._owners.setdefault(entry.job, Counter())
+        owners[entry.owner] += by
+        if not owners[entry.owner]:
+            del owners[entry.owner]
+        if not owners:
+            del self._owners[entry.job]
 
     def _notify(self, event: CacheEvent[T]) -> None:
         for queue in self._subscribers:

@@ -105,7 +105,7 @@ class KubernetesCluster:
 
     async def orphans(self, namespace: str, job: str, besides: str = "") -> Sequence[PodView]:
         cache = (await self._ready("Pod", namespace)).cache
-        earlier = [uid for uid in cache.owners(namespace, {LABEL_JOB: job}) if uid != besides]
+        earlier = [uid for uid in cache.owners(namespace, job) if uid != besides]
         return [
             e.value for uid in earlier for e in cache.of_owner(uid) if e.value is not None and e.name[0] == namespace
         ]

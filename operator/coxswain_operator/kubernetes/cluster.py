@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from coxswain.errors import Refused
-from coxswain.names import API_VERSION, LABEL_JOB
+from coxswain.names import API_VERSION
 from coxswain_operator.children.scheduling import RETRIABLE
 from coxswain_operator.children.template_policy import ENFORCE
 from coxswain_operator.children.workload import GROUP as KUEUE

@@ -65,7 +65,7 @@ async def test_a_program_that_does_not_exist_is_a_start_error(cluster):
 
 def children():
     """Numbers of this process's own processes."""
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
 async def test_a_process_that_cannot_be_watched_ends_at_once(cluster, monkeypatch):
@@ -73,9 +73,10 @@ async def test_a_process_that_cannot_be_watched_ends_at_once(cluster, monkeypatc
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "pidfd_open", no_more)
+    before = children()  # servers that other tests share
     status = await run_to_end(cluster, pod(container(SLEEP)))
     assert terminated(status)["message"] == "cannot start 'main': Too many open files"
-    assert children() == ""
+    assert children() <= before
 
 
 async def test_a_pod_that_gets_no_address_is_refused_and_not_kept(cluster, monkeypatch):

@@ -186,6 +186,30 @@ def test_calls_never_go_through_a_proxy_and_load_certificates_only_for_https(url
     assert (found["trust_env"], found["verify"]) == (False, verify)
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(kind):
+    """Each part comes long before the time-out of a single read."""
+
+    async def drip(request, _body):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.02)  # the service's own pace
+
+    service = HttpService("secret", lambda: 3, build("coordinator"))
+    service.route("GET", "/v1/drip", drip)
+    url = f"http://127.0.0.1:{await service.start('127.0.0.1', 0)}"
+    client, asynchronous = kind(url, "secret", deadline=0.3), kind is AsyncClient
+    called = (
+        client.get("/v1/drip", Registered) if asynchronous else asyncio.to_thread(client.get, "/v1/drip", Registered)
+    )
+    with pytest.raises(Retryable, match=r"did not succeed within 0\.3 s"):
+        await asyncio.wait_for(called, 60)
+    await client.close() if asynchronous else client.close()
+    await service.stop()
+
+
 async def test_an_absent_service_is_retryable_once_the_deadline_is_over():
     absent = AsyncClient("http://127.0.0.1:1", "secret", deadline=0.2)
     with pytest.raises(Retryable, match=r"within 0\.2 s"):

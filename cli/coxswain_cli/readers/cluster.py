@@ -79,17 +79,20 @@ class ClusterReader:
     def look(self) -> Seen:
         async def ask(connection: Connection) -> Seen:
             job = await self._job(connection)
-            return seen(job, await self._pods(connection, job))
+            pods, missing = await _allowed("pods", self._pods(connection, job))
+            return seen(job, pods, missing)
 
         return _asked(self._access, ask)
 
     def record(self, steps: tuple[int, ...]) -> RecordedRun:
         async def ask(connection: Connection) -> tuple[Manifest, RecordedRun]:
             job = await self._job(connection)
-            config, missing = await self._config(connection, job)
-            events, status, notes = await self._events(connection, job), job.get("status") or {}, tuple(missing)
+            maps, without_maps = await _allowed("settings of the job, such as its mix", self._maps(connection, job))
+            events, without_events = await _allowed("events", self._events(connection, job))
+            config, status, notes = mounted_job(maps), job.get("status") or {}, (*without_maps, *without_events)
             mixes = mixes_of(config)
-            return job, RecordedRun(self._name, events=events, job=config, status=status, mixes=mixes, notes=notes)
+            run = RecordedRun(self._name, events=tuple(events), job=config, status=status, mixes=mixes, notes=notes)
+            return job, run
 
         job, run = _asked(self._access, ask)
         return _with_steps(run, job["spec"]["checkpoint"]["uri"], steps)
@@ -122,20 +125,16 @@ class ClusterReader:
         selector = f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"
         return await list_items(connection, _PODS.path(self._namespace), labelSelector=selector)
 
-    async def _config(self, connection: Connection, job: Manifest) -> tuple[JobConfig | None, list[str]]:
-        """The resolved job, None before the operator has resolved it; and why it cannot be read."""
+    async def _maps(self, connection: Connection, job: Manifest) -> list[Manifest]:
+        """The job's ConfigMaps: one holds the job as the operator has resolved it."""
         selector = f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"
-        try:
-            found = await list_items(connection, _MAPS.path(self._namespace), labelSelector=selector)
-        except Denied as error:
-            return None, [f"no settings of the job, such as its mix: {error}"]
-        return mounted_job(found), []
+        return await list_items(connection, _MAPS.path(self._namespace), labelSelector=selector)
 
-    async def _events(self, connection: Connection, job: Manifest) -> tuple[RecordedEvent, ...]:
+    async def _events(self, connection: Connection, job: Manifest) -> list[RecordedEvent]:
         selector = f"involvedObject.uid={job['metadata']['uid']}"
         path = f"/api/v1/namespaces/{self._namespace}/events"
         found = await list_items(connection, path, fieldSelector=selector)
-        return tuple(sorted(map(_event, found), key=lambda e: e.time))
+        return sorted(map(_event, found), key=lambda e: e.time)
 
     async def _log(self, connection: Connection, pod: str, container: str, follow: bool, write: Write) -> str:
         """Why there is no log, such as a container that waits; empty: it was read."""
@@ -149,10 +148,19 @@ class ClusterReader:
         return ""
 
 
-def seen(job: Manifest, pods: list[Manifest]) -> Seen:
+async def _allowed(what: str, items: Awaitable[list[T]]) -> tuple[list[T], tuple[str, ...]]:
+    """The items; none, and why, where the user has no right to them: the rest is worth showing."""
+    try:
+        return await items, ()
+    except Denied as error:
+        return [], (f"no {what}: {error}",)
+
+
+def seen(job: Manifest, pods: list[Manifest], missing: tuple[str, ...] = ()) -> Seen:
+    """`missing`: what could not be read of the cluster."""
     status, summary = job.get("status") or {}, condition(job, "Succeeded")
     note = f"at {status['updatedAt']}" if status.get("updatedAt") and not has_ended(job) else ""
-    state, lines = summary.get("reason", "Queued"), tuple(summary.get("message", "").splitlines())
+    state, lines = summary.get("reason", "Queued"), (*summary.get("message", "").splitlines(), *missing)
     progress = stored(status, note=note)
     return Seen(job, state, lines, pods, step=progress.step if progress else 0, progress=progress)
 

@@ -27,6 +27,9 @@ T = TypeVar("T")
 KEEP_ALIVE_SECONDS = 1800.0
 """Seconds of an idle connection: longer than a step, else every rank connects again at every step."""
 
+_PASSING = (403, 408, 429)
+"""No service sends these to a member of its job: a proxy does, as a mesh whose policy has not arrived there yet."""
+
 
 class Closed(CoxswainError):
     """The client was closed, before the call or by another thread during it."""
@@ -238,6 +241,6 @@ def _decoded(response: httpx.Response, type_: type[T] | None) -> T | None:
     if status == 422:
         fault = msgspec.json.decode(response.content, type=Fault)
         raise Refused(fault.reason, fault.message)
-    if status >= 500 or status == 429:
+    if status >= 500 or status in _PASSING:
         raise _Again(f"HTTP {status}: {response.text[:200]}")
     raise Refused("BadRequest", f"{response.url} answered {status}: {response.text[:500]}")

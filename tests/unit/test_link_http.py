@@ -156,6 +156,8 @@ async def test_a_reply_that_is_none_of_the_services_is_asked_for_again(status, b
 @pytest.mark.parametrize(
     ("status", "error", "says"),
     [
+        (403, Retryable, "HTTP 403: why"),
+        (408, Retryable, "HTTP 408: why"),
         (429, Retryable, "HTTP 429: why"),
         (500, Retryable, "HTTP 500: why"),
         (503, Retryable, "HTTP 503: why"),

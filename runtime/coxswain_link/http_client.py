@@ -7,6 +7,7 @@ Client side here, for threads (`Client`) and for event loops (`AsyncClient`); th
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,6 +27,9 @@ T = TypeVar("T")
 KEEP_ALIVE_SECONDS = 1800.0
 """Seconds of an idle connection: longer than a step, else every rank connects again at every step."""
 
+_PASSING = (403, 408, 429)
+"""No service sends these to a member of its job: a proxy does, as a mesh whose policy has not arrived there yet."""
+
 
 class Closed(CoxswainError):
     """The client was closed, before the call or by another thread during it."""
@@ -36,7 +40,8 @@ class _Again(Exception):
 
 
 class Client:
-    """Calls one service until the deadline; thread-safe. 204 is None.
+    """Calls one service until the deadline; thread-safe. 204 is None. An attempt ends at the deadline, even if parts of its
+    answer still arrive.
 
     Errors: see `_read`, and `Closed`.
 
@@ -76,7 +81,9 @@ class Client:
 
         def attempt() -> T | None:
             try:
-                response = self._http.request(method, path, **_request(content, generation, params, limit))
+                response = self._whole(
+                    method, path, _request(content, generation, params, limit), _seconds(limit, params)
+                )
             except (httpx.TransportError, RuntimeError) as error:  # httpx raises RuntimeError when closed
                 if self._http.is_closed:
                     raise Closed(f"{method} {self._base_url}{path}: this client is closed") from error
@@ -89,6 +96,16 @@ class Client:
             return tenacity.Retrying(**_policy(limit if self._retry else 0.0))(attempt)
         except _Again as error:
             raise Retryable(f"{method} {self._base_url}{path} did not succeed within {limit:g} s: {error}") from error
+
+    def _whole(self, method: str, path: str, request: dict[str, Any], seconds: float) -> httpx.Response:
+        """Raises _Again for an answer that has no end by then: httpx limits only the silence between its parts."""
+        parts, end = list[bytes](), time.monotonic() + seconds
+        with self._http.stream(method, path, **request) as response:
+            for part in response.iter_bytes():
+                parts.append(part)
+                if time.monotonic() > end:
+                    raise _Again(f"an answer that went on for more than {seconds:g} s")
+        return httpx.Response(response.status_code, content=b"".join(parts), request=response.request)
 
     def close(self) -> None:
         self._http.close()
@@ -136,7 +153,7 @@ class AsyncClient:
 
         async def attempt() -> T | None:
             try:
-                async with asyncio.timeout(limit + float(params.get("wait", 0.0))):
+                async with asyncio.timeout(_seconds(limit, params)):
                     response = await self._whole(method, path, _request(content, generation, params, limit))
             except (httpx.RequestError, TimeoutError) as error:
                 raise _Again(f"{type(error).__name__}: {error}") from error
@@ -170,6 +187,11 @@ def _settings(base_url: str, token: str) -> dict[str, Any]:
         "verify": not base_url.startswith("http://"),
         "limits": httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=KEEP_ALIVE_SECONDS),
     }
+
+
+def _seconds(limit: float, params: dict[str, Any]) -> float:
+    """Of one attempt, with the `wait` of a long poll."""
+    return limit + float(params.get("wait", 0.0))
 
 
 def _request(content: bytes | None, generation: int | None, params: dict[str, Any], limit: float) -> dict[str, Any]:
@@ -219,6 +241,6 @@ def _decoded(response: httpx.Response, type_: type[T] | None) -> T | None:
     if status == 422:
         fault = msgspec.json.decode(response.content, type=Fault)
         raise Refused(fault.reason, fault.message)
-    if status >= 500 or status == 429:
+    if status >= 500 or status in _PASSING:
         raise _Again(f"HTTP {status}: {response.text[:200]}")
     raise Refused("BadRequest", f"{response.url} answered {status}: {response.text[:500]}")

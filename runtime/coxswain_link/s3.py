@@ -12,6 +12,7 @@ from obstore.store import S3Store
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import CoxswainError
+from coxswain_link.s3_address import check_region, check_url, is_sendable
 from coxswain_link.store_faults import Denied, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ class Access:
         except CoxswainError as error:
             self.fault = error
             raise
+        key, secret, token = key.strip(), secret.strip(), (token or "").strip()
+        if not all(map(is_sendable, (key, secret, token))):
+            self.fault = Denied(
+                f"credentials {self.origin}: one has a line break, or a letter that is not ASCII; correct it"
+            )
+            raise self.fault
         return {
             "access_key_id": key, "secret_access_key": secret, "token": token or None,
             "expires_at": datetime.now(UTC) + _FRESH,
@@ -66,8 +73,9 @@ class Access:
 
 
 def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) -> S3Store:
-    url = endpoint.url or _of_environment(_ENDPOINTS)
-    config: S3Config = {"region": endpoint.region or _of_environment(_REGIONS) or _of_profile(endpoint, url) or _REGION}
+    """Raises Refused for what no request can name."""
+    url = _server(endpoint)
+    config: S3Config = {"region": _region(endpoint, url)}
     if url:
         config["endpoint"] = url
         config["virtual_hosted_style_request"] = False
@@ -83,8 +91,29 @@ def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) 
     )
 
 
-def _of_environment(names: tuple[str, ...]) -> str:
-    return next(filter(None, map(os.environ.get, names)), "")
+def _server(endpoint: EndpointConfig) -> str:
+    """Empty: the cloud provider's own."""
+    where, url = _first({"endpoint.url": endpoint.url} | _of_environment(_ENDPOINTS))
+    if url:
+        check_url(where, url)
+    return url
+
+
+def _region(endpoint: EndpointConfig, url: str) -> str:
+    where, given = _first({"endpoint.region": endpoint.region} | _of_environment(_REGIONS))
+    region = given or _of_profile(endpoint, url) or _REGION
+    check_region(where or "region of the profile", region)
+    return region
+
+
+def _of_environment(names: tuple[str, ...]) -> dict[str, str]:
+    """What each has, without the line break that a file's or a Secret's end leaves there."""
+    return {name: os.environ.get(name, "").strip() for name in names}
+
+
+def _first(values: dict[str, str]) -> tuple[str, str]:
+    """The first that is set, with its name."""
+    return next(((name, value) for name, value in values.items() if value), ("", ""))
 
 
 def _of_profile(endpoint: EndpointConfig, url: str) -> str:

@@ -23,6 +23,7 @@ from coxswain.uris import bucket_and_prefix, file_path, is_file
 from coxswain_link.files import Chooses
 from coxswain_link.object_info import Listing, ObjectInfo
 from coxswain_link.s3 import Access, find_access, open_s3
+from coxswain_link.s3_address import check_bucket
 from coxswain_link.store_attempt import StoreAttempt, where
 from coxswain_link.store_faults import (
     ERRORS,
@@ -211,7 +212,9 @@ def open_store(
     if uri.startswith("s3://"):
         endpoint = endpoint or EndpointConfig()
         access = find_access(endpoint, secrets_dir)
-        backend = open_s3(*bucket_and_prefix(uri), endpoint, access)
+        bucket, prefix = bucket_and_prefix(uri)
+        check_bucket(uri, bucket)
+        backend = open_s3(bucket, prefix, endpoint, access)
         waits = store_patience() if patience is None else patience
         return Store(backend, uri, access, waits, known or _had_predecessors())
     raise Refused("UnknownScheme", f"uri {uri!r}: allowed are s3://bucket/prefix and file:///folder")

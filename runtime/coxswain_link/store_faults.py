@@ -24,6 +24,11 @@ _ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocat
 
 _REDIRECT = "Received redirect without LOCATION"
 
+_FOREIGN = (
+    "the server answers 404 Not Found, and not as S3 does; look at endpoint.url, and at what is in front of the server"
+)
+"""An ingress or a load balancer that has no way to the server now says nothing about its objects."""
+
 
 class NotFound(Retryable):
     """There is no such object (or folder)."""
@@ -95,6 +100,8 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
     if isinstance(error, InvalidPathError):
         return Unreadable(where, f"holds a key that cannot be read ({_named_path(text)})")
     if isinstance(error, (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError)):
+        if credentials and "<Code>" not in text:
+            return StoreUnavailable(f"{where}: {_FOREIGN}")
         return NotFound(f"{where} does not exist")
     if credentials and (lasting := _lasting(text)):
         return Lasting(f"{where}: {lasting}")

@@ -89,3 +89,16 @@ def test_a_report_without_the_right_to_configmaps_has_the_rest_and_says_what_is_
         True,
     )
     assert "GangStarted" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.usefixtures("keys")
+def test_without_the_rights_to_pods_and_events_the_rest_is_shown_and_says_what_is_missing(
+    scene: Scene, tmp_path: Path
+) -> None:
+    found = answers(scene, tmp_path, with_rights(scene, tmp_path, [("get", "trainingjobs")]))
+    code, said = found["status"]
+    assert (code, said.startswith("demo: Running\n"), "  no pods: GET " in said) == (0, True, True), said
+    assert "  step        12/100, loss 4.5678" in said
+    code, said = found["report"]
+    assert (code, "no events: GET " in said, "no settings of the job, such as its mix: GET " in said) == (0, True, True)
+    assert [found[command][0] for command in ("list", "logs")] == [2, 2], "nothing of these is left"

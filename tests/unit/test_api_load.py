@@ -38,6 +38,33 @@ def test_every_document_of_a_file_is_numbered_and_empty_ones_are_skipped(tmp_pat
     assert faults == []
 
 
+def as_list(kind: str, *texts: str) -> str:
+    """As `kubectl get --output yaml` writes several objects."""
+    items = [yaml.safe_load(text) for text in texts]
+    return yaml.safe_dump({"apiVersion": "v1", "kind": kind, "metadata": {"resourceVersion": ""}, "items": items})
+
+
+@pytest.mark.parametrize("kind", ["List", "DataSourceList"])
+def test_items_of_a_list_are_objects_as_kubectl_takes_them(tmp_path: Path, kind: str) -> None:
+    documents, faults = load(tmp_path, as_list(kind, SOURCE, SOURCE.replace("name: code", "name: docs")))
+    assert faults == []
+    assert [(d.number, d.identity[2], d.manifest["spec"]["uri"]) for d in documents] == [
+        (1, "code", f"file://{tmp_path}/corpus/"),
+        (2, "docs", f"file://{tmp_path}/corpus/"),
+    ]
+
+
+def test_a_fault_of_an_item_has_the_items_number(tmp_path: Path) -> None:
+    documents, (fault,) = load(tmp_path, as_list("List", SOURCE, SOURCE.replace("DataSource", "DataSauce")))
+    assert ([d.number for d in documents], fault.document, fault.path) == ([1], 2, "kind")
+
+
+def test_an_empty_list_holds_no_object_and_a_list_in_a_list_is_none(tmp_path: Path) -> None:
+    assert load(tmp_path, "apiVersion: v1\nkind: List\nitems:\n") == ([], [])
+    assert "unknown kind 'List'" in refused(tmp_path, as_list("List", as_list("List", SOURCE))).text
+    assert "unknown kind 'List'" in refused(tmp_path, "apiVersion: v1\nkind: List\nitems: none\n").text
+
+
 def test_relative_uris_start_at_the_folder_of_their_file(tmp_path: Path) -> None:
     (document,), _ = load(tmp_path, SOURCE)
     spec = document.manifest["spec"]

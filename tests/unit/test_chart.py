@@ -91,6 +91,7 @@ def test_two_operators_run_spread_over_nodes_and_never_both_leave_for_a_drain(pl
     labels = spec["template"]["metadata"]["labels"].items()
     (spread,) = spec["template"]["spec"]["topologySpreadConstraints"]
     assert (spec["replicas"], budget["spec"]["maxUnavailable"]) == (2, 1)
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", "operators that wait for rights block a drain"
     assert budget["spec"]["selector"]["matchLabels"].items() <= labels
     assert spread["labelSelector"]["matchLabels"].items() <= labels
     assert spread["matchLabelKeys"] == ["pod-template-hash"], "pods of the release before would count in an upgrade"

@@ -86,6 +86,12 @@ def test_a_panel_shows_only_the_chosen_job(panel: Panel) -> None:
     assert [query for query, _ in panel.queries if 'namespace="$namespace"' not in query] == []
 
 
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_of_a_job_of_a_thousand_trainers_and_sources_has_few_lines(panel: Panel) -> None:
+    many = re.compile(r"by \([^)]*\b(trainer|index|source|node)\b")
+    assert [q for q, _ in panel.queries if many.search(q) and not re.match(r"(topk|bottomk)\(\d+, ", q)] == []
+
+
 @pytest.mark.parametrize("what", ["step", "checkpoint", "evaluation"])
 def test_what_takes_an_hour_is_shown_as_an_hour(what: str) -> None:
     """A quantile of a histogram is at most its last bucket."""

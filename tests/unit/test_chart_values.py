@@ -4,6 +4,7 @@ installed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -13,7 +14,7 @@ import yaml
 from coxswain.api.values_page import values_page
 from coxswain_operator.process import template_policy
 from coxswain_operator.settings import Control, TemplatePolicy
-from tests.charts import CHART, Manifest, of_kind, refusal, render, template
+from tests.charts import CHART, KUBERNETES, Manifest, helm, of_kind, refusal, render, template, text_of
 
 pytestmark = pytest.mark.binaries("helm")
 
@@ -158,6 +159,106 @@ def test_labels_for_everything_reach_everything() -> None:
         if m["metadata"]["labels"].get("team") != "a"
     ]
     assert bare == []
+
+
+# Every one is a legal name, and a number, a truth or nothing to YAML where it is not quoted.
+ODD = {
+    "watchNamespaces": ["on", "null", "0x1f", "7"],
+    "metrics": {
+        "prometheusNamespace": "yes", "serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True},
+        "dashboards": {"enabled": True, "namespace": "off"}, "rules": {"enabled": True},
+    },
+    "serviceAccount": {"name": "true"}, "priorityClassName": "1", "nameOverride": "12", "fullnameOverride": "no",
+    "networkPolicy": {"egress": {"enabled": True}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("namespace", ["123", "true"])
+def test_names_that_yaml_reads_as_something_else_stay_names(namespace: str) -> None:
+    done = helm(
+        "template", "10", CHART, "--namespace", namespace, "--kube-version", KUBERNETES, "--values", "-",
+        text=text_of(ODD | {"crds": {"enabled": False}}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = [m for m in yaml.load_all(done.stdout, yaml.CSafeLoader) if m]
+    assert [m["kind"] for m in found if wrong_names(m)] == []
+    assert {m["metadata"]["namespace"] for m in of_kind(found, "Role")} == {*ODD["watchNamespaces"], namespace}
+    (pod,) = [m["spec"]["template"]["spec"] for m in of_kind(found, "Deployment")]
+    assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("true", "1")
+
+
+def wrong_names(manifest: Manifest) -> list[str]:
+    """Paths of the names, namespaces, labels and arguments that are no text."""
+    named = ("name", "namespace", "serviceAccountName", "priorityClassName", "app.kubernetes.io/instance",
+             "app.kubernetes.io/name", "kubernetes.io/metadata.name")  # fmt: skip
+    return [
+        path
+        for path, value in leaves(manifest)
+        if not isinstance(value, str) and (path.endswith(tuple(f"/{n}" for n in named)) or "/args/" in path)
+    ]
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if members is None:
+        yield path, value
+    for key, member in members or ():
+        yield from leaves(member, f"{path}/{key}")
+
+
+@pytest.mark.parametrize("release", ["team.a", "1st", "9.9"])
+def test_every_name_that_helm_takes_for_a_release_gives_a_service_that_kubernetes_takes(release: str) -> None:
+    done = helm(
+        "template", release, CHART, "--kube-version", KUBERNETES, "--values", "-",
+        text=text_of({"crds": {"enabled": False}}),
+    )  # fmt: skip
+    (service,) = of_kind([m for m in yaml.load_all(done.stdout, yaml.CSafeLoader) if m], "Service")
+    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", service["metadata"]["name"])
+
+
+def test_no_label_comes_twice_whatever_sets_it() -> None:
+    """Kustomize, and so Flux, refuses a key that comes twice; the more special value wins."""
+    monitors = {name: {"enabled": True, "labels": {"team": name}} for name in ("serviceMonitor", "podMonitor", "rules")}
+    chosen = {
+        "commonLabels": {"team": "all", "board": "all"}, "podLabels": {"team": "pod"}, "crds": {"enabled": False},
+        "metrics": {**monitors, "dashboards": {"enabled": True, "label": "board", "labelValue": "here"}},
+    }  # fmt: skip
+    done = template(chosen)
+    assert done.returncode == 0, done.stderr
+    assert [block for block in label_blocks(done.stdout) if len(set(block)) < len(block)] == []
+    found = render(chosen)
+    assert of_kind(found, "Deployment")[0]["spec"]["template"]["metadata"]["labels"]["team"] == "pod"
+    for kind, name in (("ServiceMonitor", "serviceMonitor"), ("PodMonitor", "podMonitor"), ("PrometheusRule", "rules")):
+        assert of_kind(found, kind)[0]["metadata"]["labels"]["team"] == name
+    assert {m["metadata"]["labels"]["board"] for m in of_kind(found, "ConfigMap")} == {"here"}
+
+
+def label_blocks(text: str) -> Iterator[list[str]]:
+    """The keys of each mapping of labels."""
+    for node in yaml.compose_all(text, yaml.CSafeLoader):
+        yield from ([key.value for key, _ in found.value] for found in labels_below(node))
+
+
+def labels_below(node: Any) -> Iterator[Any]:
+    if isinstance(node, yaml.SequenceNode):
+        for member in node.value:
+            yield from labels_below(member)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from [value] if key.value == "labels" else labels_below(value)
+
+
+@pytest.mark.parametrize(
+    "path", ["tests", "crds.enabled", "quarantine.limit", "managedBy", "metrics.rules", "image.train.repository"]
+)
+def test_a_value_that_is_needed_and_taken_away_is_named(path: str) -> None:
+    assert f"missing property '{path.split('.')[-1]}'" in refusal(nested(path, None))
+
+
+def test_a_cluster_that_chooses_users_of_pods_itself_gets_none_from_the_chart() -> None:
+    """As OpenShift, which refuses a user outside of the namespace's range."""
+    pod = operator_pod({"podSecurityContext": {"runAsUser": None, "runAsGroup": None}})
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def test_names_stay_within_what_kubernetes_takes() -> None:

@@ -156,6 +156,8 @@ async def test_a_reply_that_is_none_of_the_services_is_asked_for_again(status, b
 @pytest.mark.parametrize(
     ("status", "error", "says"),
     [
+        (403, Retryable, "HTTP 403: why"),
+        (408, Retryable, "HTTP 408: why"),
         (429, Retryable, "HTTP 429: why"),
         (500, Retryable, "HTTP 500: why"),
         (503, Retryable, "HTTP 503: why"),
@@ -184,6 +186,30 @@ def test_an_attempt_reads_for_ten_seconds_at_most_and_for_the_wait_of_a_long_pol
 def test_calls_never_go_through_a_proxy_and_load_certificates_only_for_https(url, verify):
     found = _settings(url, "secret")
     assert (found["trust_env"], found["verify"]) == (False, verify)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(kind):
+    """Each part comes long before the time-out of a single read."""
+
+    async def drip(request, _body):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.02)  # the service's own pace
+
+    service = HttpService("secret", lambda: 3, build("coordinator"))
+    service.route("GET", "/v1/drip", drip)
+    url = f"http://127.0.0.1:{await service.start('127.0.0.1', 0)}"
+    client, asynchronous = kind(url, "secret", deadline=0.3), kind is AsyncClient
+    called = (
+        client.get("/v1/drip", Registered) if asynchronous else asyncio.to_thread(client.get, "/v1/drip", Registered)
+    )
+    with pytest.raises(Retryable, match=r"did not succeed within 0\.3 s"):
+        await asyncio.wait_for(called, 60)
+    await client.close() if asynchronous else client.close()
+    await service.stop()
 
 
 async def test_an_absent_service_is_retryable_once_the_deadline_is_over():

@@ -10,7 +10,7 @@ from obstore.exceptions import GenericError, PermissionDeniedError
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain_link.s3 import find_access, open_s3
-from coxswain_link.store import NotFound, open_store
+from coxswain_link.store import NotFound, StoreUnavailable, open_store
 from coxswain_link.store_faults import translated
 
 
@@ -197,3 +197,44 @@ def test_what_waiting_cannot_mend_is_refused_at_once_with_what_would(tmp_path, a
     with pytest.raises(Refused, match=f"s3://bucket/p/key: {words}"):
         store.get("key")
     assert answers.RequestHandlerClass.asked == 1
+
+
+CALLS = {
+    "get": lambda store: store.get("key"),
+    "range": lambda store: store.get_range("key", 0, 5),
+    "head": lambda store: store.head("key"),
+    "exists": lambda store: store.exists("key"),
+    "put": lambda store: store.put("key", b"x"),
+    "create": lambda store: store.create("key", b"x"),
+}
+
+
+@pytest.fixture
+def behind(tmp_path, answers):
+    """A store whose requests all get the answer of `answers`."""
+    (tmp_path / "keys").mkdir()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        (tmp_path / "keys" / name).write_text("value")
+    answers.RequestHandlerClass.status = 404
+    endpoint = EndpointConfig(url=f"http://127.0.0.1:{answers.server_address[1]}", secret="keys")
+    return open_store("s3://bucket/p", endpoint, tmp_path, patience=0.0)
+
+
+@pytest.mark.parametrize("body", [b"", b"default backend - 404", b"<html><body>404 Not Found</body></html>"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_404_of_what_stands_before_the_server_says_nothing_about_an_object(answers, behind, call, body):
+    """As of an ingress without a way to the server: were the object gone, what a checkpoint needs would be removed as garbage."""
+    answers.RequestHandlerClass.body = body
+    with pytest.raises(StoreUnavailable, match=r"404 Not Found, and not as S3 does; look at endpoint\.url") as caught:
+        call(behind)
+    assert not isinstance(caught.value, NotFound)
+
+
+@pytest.mark.parametrize(
+    "body", [b"<Error><Code>NoSuchKey</Code></Error>", b"<?xml?><Error>\n<Code>NoSuchVersion</Code></Error>"]
+)
+def test_a_404_of_the_server_itself_says_that_there_is_no_object(answers, behind, body):
+    answers.RequestHandlerClass.body = body
+    assert not behind.exists("key")
+    with pytest.raises(NotFound):
+        behind.get("key")

@@ -2,10 +2,12 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
+{{- /* A Service's name begins with a letter and has no dots; a release's may. */}}
 {{- define "coxswain.fullname" -}}
 {{- $name := include "coxswain.name" . }}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
-{{- default $full .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- $label := default $full .Values.fullnameOverride | replace "." "-" }}
+{{- regexReplaceAll "^([0-9])" $label "r-${1}" | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
 {{- /* For objects outside the release's namespace: releases of the same name in other namespaces keep theirs. */}}
@@ -15,8 +17,8 @@
 
 {{- /* What selects the operator's pods: never changes for a release. */}}
 {{- define "coxswain.selector" -}}
-app.kubernetes.io/name: {{ include "coxswain.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "coxswain.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 
@@ -29,6 +31,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{- /* With labels of one kind of object, which win: list of the root and these. A key that came twice would be refused by kustomize,
+and so by Flux. */}}
+{{- define "coxswain.labelsAnd" -}}
+{{- merge (dict) (default dict (last .)) (include "coxswain.labels" (first .) | fromYaml) | toYaml }}
 {{- end }}
 
 {{- define "coxswain.serviceAccount" -}}

@@ -9,12 +9,14 @@ import asyncio
 import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from coxswain import names
 from coxswain.config import JobConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
+from coxswain_cli.readers.api_reads import list_items, read_logs
 from coxswain_cli.readers.stored_run import open_location
 from coxswain_cli.readers.values import Manifest, Seen, Write, stored
 from coxswain_cli.reporting.formatting import seconds_of
@@ -31,6 +33,7 @@ from coxswain_operator.views import member_name
 
 _DEADLINE = 5.0  # seconds for one answer of the API server
 _JOBS, _PODS, _MAPS = BY_KIND["TrainingJob"], BY_KIND["Pod"], BY_KIND["ConfigMap"]
+_NAMED = 5  # logs that cannot be read: all pods of a large job may wait for their image
 _LOG_SILENCE = 86_400.0  # seconds without a line, after which a followed log is given up
 
 T = TypeVar("T")
@@ -76,17 +79,20 @@ class ClusterReader:
     def look(self) -> Seen:
         async def ask(connection: Connection) -> Seen:
             job = await self._job(connection)
-            return seen(job, await self._pods(connection, job))
+            pods, missing = await _allowed("pods", self._pods(connection, job))
+            return seen(job, pods, missing)
 
         return _asked(self._access, ask)
 
     def record(self, steps: tuple[int, ...]) -> RecordedRun:
         async def ask(connection: Connection) -> tuple[Manifest, RecordedRun]:
             job = await self._job(connection)
-            config, missing = await self._config(connection, job)
-            events, status, notes = await self._events(connection, job), job.get("status") or {}, tuple(missing)
+            maps, without_maps = await _allowed("settings of the job, such as its mix", self._maps(connection, job))
+            events, without_events = await _allowed("events", self._events(connection, job))
+            config, status, notes = mounted_job(maps), job.get("status") or {}, (*without_maps, *without_events)
             mixes = mixes_of(config)
-            return job, RecordedRun(self._name, events=events, job=config, status=status, mixes=mixes, notes=notes)
+            run = RecordedRun(self._name, events=tuple(events), job=config, status=status, mixes=mixes, notes=notes)
+            return job, run
 
         job, run = _asked(self._access, ask)
         return _with_steps(run, job["spec"]["checkpoint"]["uri"], steps)
@@ -98,9 +104,10 @@ class ClusterReader:
             if not pods:
                 raise Retryable(self._without_pods(job, member))
             places = [(pod["metadata"]["name"], container) for pod in pods for container in containers_of(pod)]
-            missing = await asyncio.gather(*(self._log(connection, *place, follow, write) for place in places))
-            if any(missing):
-                raise Retryable("; ".join(filter(None, missing)))
+            reads = [partial(self._log, connection, *place, follow, write) for place in places]
+            if missing := [why for why in await read_logs(reads, follow) if why]:
+                more = f"; and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+                raise Retryable("; ".join(missing[:_NAMED]) + more)
 
         _asked(self._access, ask)
 
@@ -116,23 +123,18 @@ class ClusterReader:
 
     async def _pods(self, connection: Connection, job: Manifest) -> list[Manifest]:
         selector = f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"
-        found = await connection.call("GET", _PODS.path(self._namespace), labelSelector=selector)
-        return list(found["items"])
+        return await list_items(connection, _PODS.path(self._namespace), labelSelector=selector)
 
-    async def _config(self, connection: Connection, job: Manifest) -> tuple[JobConfig | None, list[str]]:
-        """The resolved job, None before the operator has resolved it; and why it cannot be read."""
+    async def _maps(self, connection: Connection, job: Manifest) -> list[Manifest]:
+        """The job's ConfigMaps: one holds the job as the operator has resolved it."""
         selector = f"{names.LABEL_JOB_UID}={job['metadata']['uid']}"
-        try:
-            found = await connection.call("GET", _MAPS.path(self._namespace), labelSelector=selector)
-        except Denied as error:
-            return None, [f"no settings of the job, such as its mix: {error}"]
-        return mounted_job(found["items"]), []
+        return await list_items(connection, _MAPS.path(self._namespace), labelSelector=selector)
 
-    async def _events(self, connection: Connection, job: Manifest) -> tuple[RecordedEvent, ...]:
+    async def _events(self, connection: Connection, job: Manifest) -> list[RecordedEvent]:
         selector = f"involvedObject.uid={job['metadata']['uid']}"
         path = f"/api/v1/namespaces/{self._namespace}/events"
-        found = await connection.call("GET", path, fieldSelector=selector)
-        return tuple(sorted(map(_event, found["items"]), key=lambda e: e.time))
+        found = await list_items(connection, path, fieldSelector=selector)
+        return sorted(map(_event, found), key=lambda e: e.time)
 
     async def _log(self, connection: Connection, pod: str, container: str, follow: bool, write: Write) -> str:
         """Why there is no log, such as a container that waits; empty: it was read."""
@@ -146,10 +148,19 @@ class ClusterReader:
         return ""
 
 
-def seen(job: Manifest, pods: list[Manifest]) -> Seen:
+async def _allowed(what: str, items: Awaitable[list[T]]) -> tuple[list[T], tuple[str, ...]]:
+    """The items; none, and why, where the user has no right to them: the rest is worth showing."""
+    try:
+        return await items, ()
+    except Denied as error:
+        return [], (f"no {what}: {error}",)
+
+
+def seen(job: Manifest, pods: list[Manifest], missing: tuple[str, ...] = ()) -> Seen:
+    """`missing`: what could not be read of the cluster."""
     status, summary = job.get("status") or {}, condition(job, "Succeeded")
     note = f"at {status['updatedAt']}" if status.get("updatedAt") and not has_ended(job) else ""
-    state, lines = summary.get("reason", "Queued"), tuple(summary.get("message", "").splitlines())
+    state, lines = summary.get("reason", "Queued"), (*summary.get("message", "").splitlines(), *missing)
     progress = stored(status, note=note)
     return Seen(job, state, lines, pods, step=progress.step if progress else 0, progress=progress)
 
@@ -237,9 +248,9 @@ def jobs_of(place: Place) -> Iterator[Seen]:
     """Every job of a namespace, without its pods."""
     access = place.access()
 
-    async def ask(connection: Connection) -> list[Any]:
+    async def ask(connection: Connection) -> list[Manifest]:
         try:
-            return list((await connection.call("GET", _JOBS.path(place.namespace or access.namespace)))["items"])
+            return await list_items(connection, _JOBS.path(place.namespace or access.namespace))
         except NotFound as error:
             raise _unknown_kind(place) from error
 

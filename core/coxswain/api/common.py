@@ -41,7 +41,7 @@ NAME_LENGTH = 253  # characters of an object's name
 _LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SUBDOMAIN = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
 _URI = r"^(s3://|file:///|pvc://)"
-_URL = r"^(https?://.+)?$"
+_URL = r"^(https?://[!-~]+)?$"
 _DECIMAL = r"^[0-9]{1,15}(\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?$"
 _PREFIXED = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
 DATE_TIME = (
@@ -57,7 +57,7 @@ PATTERNS = {
     _LABEL: "lower-case letters, digits and -",
     SUBDOMAIN: "lower-case letters, digits, - and .",
     _URI: "s3://bucket/path, file:///path or pvc://claim/path",
-    _URL: "http:// or https:// and a host",
+    _URL: "http:// or https:// and a host, in ASCII without spaces",
     FOLDER: "an absolute path",
     DATE_TIME: "a time such as 2026-01-31T12:00:00Z",
     _DECIMAL: 'a decimal string such as "0.1" or "3e-4"',

@@ -78,8 +78,11 @@ JOB = Dashboard(
         ),
         Panel("Evaluation time", "Wall time of an evaluation.", "s", _quantiles("coxswain_evaluation_seconds", _JOB)),
         Panel(
-            "Tokens per second", "Trained on, by source of the mix.", "short",
-            ((f"sum by (source) (rate(coxswain_tokens_total{{{_JOB}}}[$__rate_interval]))", "{{source}}"),),
+            "Tokens per second", "Trained on: of all sources of the mix, and of the twelve with most.", "short",
+            (
+                (f"sum(rate(coxswain_tokens_total{{{_JOB}}}[$__rate_interval]))", "all"),
+                (f"topk(12, sum by (source) (rate(coxswain_tokens_total{{{_JOB}}}[$__rate_interval])))", "{{source}}"),
+            ),
         ),
         Panel("Step time", "Wall time of a step.", "s", _quantiles("coxswain_step_seconds", _JOB)),
         Panel(
@@ -100,14 +103,14 @@ JOB = Dashboard(
             ((f"max(coxswain_makespan_over_bound{{{_JOB}}})", "plan"),),
         ),
         Panel(
-            "Steps ready", "Assembled ahead of the workers, by trainer: 0 means that the data are to blame.", "short",
-            ((f"min by (index) (coxswain_constructor_ready_steps{{{_JOB}}})", "trainer {{index}}"),),
+            "Steps ready", "Assembled ahead of the workers, of the ten trainers with fewest: 0 means that the data are to blame.",
+            "short", ((f"bottomk(10, min by (index) (coxswain_constructor_ready_steps{{{_JOB}}}))", "trainer {{index}}"),),
         ),
         Panel("Assembly", "Fetching and assembling a step.", "s", _quantiles("coxswain_constructor_assembly_seconds", _JOB)),
         Panel("Loader requests", "Time to answer for one slice.", "s", _quantiles("coxswain_loader_request_seconds", _JOB)),
         Panel(
-            "Loader memory", "Samples whose pieces are in flight, by loader.", "bytes",
-            ((f"sum by (index) (coxswain_loader_cache_bytes{{{_JOB}}})", "loader {{index}}"),),
+            "Loader memory", "Samples whose pieces are in flight, of the ten loaders with most.", "bytes",
+            ((f"topk(10, sum by (index) (coxswain_loader_cache_bytes{{{_JOB}}}))", "loader {{index}}"),),
         ),
         Panel("Checkpoint time", "From the step boundary to the manifest.", "s", _quantiles("coxswain_checkpoint_seconds", _JOB)),
         Panel(
@@ -116,11 +119,12 @@ JOB = Dashboard(
         ),
         Panel(
             "Workers that ended",
-            "Since the coordinator started, by trainer and exit code: 0 and 3 are orderly, 1 is tried again, 2 ends the job.",
+            "Since the coordinator started, by trainer and exit code, the twenty most frequent: 0 and 3 are orderly, "
+            "1 is tried again, 2 ends the job.",
             "short",
             (
                 (
-                    f"sum by (trainer, exit_code) (coxswain_worker_exits_total{{{_JOB}}})",
+                    f"topk(20, sum by (trainer, exit_code) (coxswain_worker_exits_total{{{_JOB}}}))",
                     "{{trainer}}: {{exit_code}}",
                 ),
             ),

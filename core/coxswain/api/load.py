@@ -24,6 +24,7 @@ MAX_BYTES = 3_000_000  # what etcd takes, twice
 MAX_NODES = 100_000  # of a document with its aliases written out
 # What a local run needs besides our kinds: the Secrets of endpoints.
 _FOREIGN = {("v1", "Secret")}
+_LISTS = {"List", *(f"{kind}List" for kind in BY_NAME)}
 _ALLOWED_VALUES = "use one of the allowed values"
 # What PyYAML raises for an explicit tag on a word that is none of it: `!!bool maybe`, `!!timestamp soon`, `!!int ''`.
 _CONSTRUCTOR_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError)
@@ -31,7 +32,7 @@ _CONSTRUCTOR_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError)
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One object and where it came from; `number` counts the documents of the file from 1."""
+    """One object and where it came from; `number` counts the documents of the file from 1, and items of a List as such."""
 
     file: str
     number: int
@@ -120,10 +121,11 @@ def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
     """The documents up to the first that is not YAML: what follows it cannot be separated."""
     number = 0
     try:
-        for value in yaml.load_all(text, Loader=_Loader):
-            number += 1
-            if value is not None:
-                yield from _document(path, number, value)
+        for document in yaml.load_all(text, Loader=_Loader):
+            for value in _items(document):
+                number += 1
+                if value is not None:
+                    yield from _document(path, number, value)
     except (yaml.YAMLError, *_CONSTRUCTOR_ERRORS, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -131,6 +133,16 @@ def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
         yield FieldError(
             "", f"malformed YAML{where}: {problem}", way_out="correct the YAML", file=str(path), document=number + 1
         )
+
+
+def _items(document: Any) -> list[Any]:
+    """The objects of a list, as `kubectl get --output yaml` writes it and `kubectl apply` takes it; else the document itself."""
+    if not isinstance(document, dict) or "items" not in document or _nodes(document, {}) > MAX_NODES:
+        return [document]
+    kind, items = str(document.get("kind", "")), document["items"]
+    if kind not in _LISTS or not isinstance(items, list | None):
+        return [document]
+    return items or [None]
 
 
 def _document(path: Path, number: int, value: Any) -> Iterator[Document | FieldError]:

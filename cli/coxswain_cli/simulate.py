@@ -14,12 +14,11 @@ from coxswain.ladder.values import Action
 from coxswain.simulate.compare import NAMES, report, simulate, world_of
 from coxswain.simulate.generate import KINDS, generate
 from coxswain.simulate.run import CHECKPOINT, RESTART, Settings
-from coxswain.simulate.traces import Trace, read_trace
+from coxswain.simulate.traces import MOST_DEVICES, MOST_SECONDS, Trace, read_trace
 from coxswain_cli.plan.files import on_terminal, refusals, write_text
 from coxswain_cli.reporting.goodput_picture import picture
 
 ON_NODE = 8  # devices of a node of a generated trace
-_MOST_DEVICES, _MOST_HOURS = 100_000, 10_000.0  # of a generated trace: what is drawn is in memory
 
 
 def simulate_command(
@@ -48,8 +47,8 @@ def simulate_command(
         if save:
             write_text(save, mine.encode().decode().rstrip("\n"), "save")
         world = world_of(mine, model, hardware)
-        if spares < 0:
-            raise Refused("BadValue", f"--spares is {spares}; it must be at least 0")
+        if not 0 <= spares <= MOST_DEVICES:
+            raise Refused("BadValue", f"--spares is {spares}; it must be at least 0 and at most {MOST_DEVICES}")
         settings = Settings(_positive("checkpoint", checkpoint), _positive("restart", restart), spares=spares)
         outcomes = simulate(world, mine, _names(rivals), action=_action(action), copies=copies, settings=settings)
         found = report(world, mine, outcomes)
@@ -64,13 +63,13 @@ def _trace(file: Path | None, kind: str | None, devices: int, hours: float, seed
     if (file is None) == (kind is None):
         raise Refused("BadValue", f"give either a trace file or --generate with one of {', '.join(KINDS)}")
     if kind is not None:
-        if not 1 <= devices <= _MOST_DEVICES or devices % min(devices, ON_NODE):
-            form = f"below {ON_NODE} or a multiple of it, and at most {_MOST_DEVICES}"
+        if not 1 <= devices <= MOST_DEVICES or devices % min(devices, ON_NODE):
+            form = f"below {ON_NODE} or a multiple of it, and at most {MOST_DEVICES}"
             raise Refused("BadValue", f"--devices is {devices}; it must be {form}")
         if not 0 <= seed < 1 << 63:
             raise Refused("BadValue", f"--seed is {seed}; it must be 0 to 2^63 - 1")
         node = min(devices, ON_NODE)
-        return generate(kind, devices // node, node, 3600 * _positive("hours", hours, _MOST_HOURS), seed)
+        return generate(kind, devices // node, node, 3600 * _positive("hours", hours, MOST_SECONDS / 3600), seed)
     assert file
     try:
         return read_trace(file.read_bytes(), str(file))

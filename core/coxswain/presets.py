@@ -6,6 +6,8 @@ from typing import Any, Final, Literal
 
 from coxswain.config import ModelConfig, RopeScaling
 
+TYPICAL_ROWS = 32_000  # of a vocabulary that follows a tokenizer, where no tokenizer is known
+
 PresetName = Literal[
     "llama-tiny", "llama-mini", "llama-small", "llama-1b", "llama-7b", "llama-13b", "llama-70b",
     "llama-2-7b", "llama-3-8b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b", "llama-3.2-3b", "mistral-7b-v0.3",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from pathlib import Path
 from typing import Any
 
@@ -243,11 +244,11 @@ def _other_workers(before: int, now: int) -> Refused:
 
 def share(lengths: Sequence[int], rank: int, world: int) -> list[int]:
     """Which sequences a rank gets, in order: the longest first, each to the rank with the fewest tokens so far."""
-    loads = [0] * world
+    loads = [(0, other) for other in range(world)]  # a heap: its first has the fewest tokens
     mine = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        least = loads.index(min(loads))
-        loads[least] += lengths[index]
+        tokens, least = loads[0]
+        heapreplace(loads, (tokens + lengths[index], least))
         if least == rank:
             mine.append(index)
     return sorted(mine)

@@ -72,11 +72,17 @@ def their_logits(folder: Path) -> Tensor:
 
 def ours(uri: str, model: ModelConfig, vocabulary: int = training.VOCABULARY, ids: int = 0) -> Llama:
     """What the weights lack is random, as in a job that begins."""
-    found, draw = Llama(model, vocabulary), torch.Generator().manual_seed(3)
+    found, draw = Llama(model, vocabulary, ids=ids), torch.Generator().manual_seed(3)
     state = {full_box(name, tuple(p.shape)): p.data.normal_(generator=draw) for name, p in found.weights().items()}
     load_pretrained(uri, state, {box.name: box.shape for box in state}, model=model, ids=ids)
     found.leave_out_empty_rows()
     return found
+
+
+def empty_head_from(folder: Path, row: int) -> None:
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    stored["lm_head.weight" if "lm_head.weight" in stored else "model.embed_tokens.weight"][row:] = 0
+    safetensors.torch.save_file(stored, folder / "model.safetensors", {"format": "pt"})
 
 
 def last_hidden(model: Llama, tokens: Tensor) -> Tensor:
@@ -244,6 +250,23 @@ def test_the_loss_of_imported_weights_leaves_out_the_rows_that_rounding_adds(tmp
             assert float(mine.weights()[name].grad[:50].abs().max()) > 0
 
 
+@heads
+def test_ids_whose_rows_are_zero_in_imported_weights_count_in_the_loss_and_may_be_labels(tmp_path, tied):
+    """Llama 3 has such rows at the end of its head: ids that its pretraining did not use, which a fine-tuning may."""
+    model = replace(MODEL, tied_head=tied)
+    theirs(tmp_path, model)
+    empty_head_from(tmp_path, 56)
+    labels = TOKENS.roll(-1).clamp(max=61)
+    assert int(labels.max()) == 61
+    loss = functional.cross_entropy(their_logits(tmp_path)[:, :62], labels, reduction="sum")
+    mine = ours(tmp_path.as_uri(), model, ids=62)
+    total = mine.token_losses(last_hidden(mine, TOKENS), labels)
+    assert float((total.detach() - loss).abs() / loss) < ROUNDING
+    total.backward()
+    head = mine.weights()["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    assert float(head.grad[61].abs().max()) > 0
+
+
 @pytest.mark.parametrize(("rows", "ids", "says"), [
     (50, 55, r"\[50, 32\], .* \[64, 32\] \(the tokenizer has 55 ids: give the tokenizer of these weights"),
     (50, 0, r"\[50, 32\], .* \[64, 32\] \(set model\.config\.vocabulary to 50\)"),
@@ -288,6 +311,15 @@ def test_an_export_has_the_rows_of_the_weights_that_came_in(tmp_path, tied):
     model = replace(MODEL, tied_head=tied, init_from=(tmp_path / "in").as_uri())
     logits = theirs(tmp_path / "in", model, vocabulary=50)
     export(run(tmp_path / "run", model, ranks=2, ids=50), tmp_path / "out")
+    assert torch.equal(their_logits(tmp_path / "out"), logits)
+
+
+def test_an_export_keeps_rows_of_the_embedding_where_those_of_the_head_came_in_as_zero(tmp_path):
+    model = replace(MODEL, init_from=(tmp_path / "in").as_uri())
+    theirs(tmp_path / "in", model)
+    empty_head_from(tmp_path / "in", 56)
+    logits = their_logits(tmp_path / "in")
+    export(run(tmp_path / "run", model, ranks=2, ids=64), tmp_path / "out")
     assert torch.equal(their_logits(tmp_path / "out"), logits)
 
 

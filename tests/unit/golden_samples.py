@@ -145,6 +145,7 @@ NAMES: dict[str, type[msgspec.Struct]] = {
     "timings.jsonl as a report reads it": model.StepTiming,
     "planned task as a report reads it": model.PlannedTask,
     "rank as a report reads it": model.RankTiming,
+    "operation as a report reads it": model.MeasuredPass,
     "timings.jsonl as a glance reads it": model.Glance,
     "planned task as a glance reads it": model.GlanceTask,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from coxswain.config import ModelConfig
 from coxswain.cost import constants_for, load_constants, peak_tflops
-from coxswain.cost.constants import SHIPPED, Rates
+from coxswain.cost.constants import SHIPPED, Rates, load_hardware
 from coxswain.cost.error import Error, error_of
 from coxswain.cost.hardware import Tables
 from coxswain.cost.memory import Recompute
@@ -94,10 +95,10 @@ def test_utilisation_is_a_share_of_all_devices_peak_and_unknown_without_one() ->
 @pytest.mark.parametrize("field", ["peak_tflops", "memory_gib", "host_gbps"])
 def test_a_negative_figure_of_a_device_is_refused_and_zero_is_not(tmp_path: Path, field: str) -> None:
     path = tmp_path / "mine.json"
-    for value in (0, -1):
+    for value in (0, -1, 1e308):
         content = {"rates": dict.fromkeys(Rates.__struct_fields__[:6], 4), field: value}
         path.write_text(json.dumps(content))
-        with pytest.raises(Refused, match=f"{field} is -1") if value else nullcontext():
+        with pytest.raises(Refused, match=f"{field} is {value:g}".replace("+", ".")) if value else nullcontext():
             peak_tflops(str(path))
 
 
@@ -193,6 +194,22 @@ def test_a_constant_of_zero_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "zero.json"
     file.write_text(json.dumps(constants))
     with pytest.raises(Refused, match="inside_node_gbps is 0"):
+        load_constants(str(file))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"linear_tflops": 1e-320}, "linear_tflops is 1e-320; it must be at least 1e-12 and at most 1e.12"),
+        ({"between_nodes_gbps": 1e300}, "between_nodes_gbps is 1e.300; it must be at least 1e-12"),
+        ({"attention_table": [[1, 1.0], [10**200, 5.0]]}, "Expected `int` <= 1000000000000"),
+    ],
+)
+def test_rates_beyond_all_bounds_are_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    """Seconds of a step would be infinite, or 0."""
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"rates": {**msgspec.to_builtins(load_hardware("cpu").rates), **change}}))
+    with pytest.raises(Refused, match=says):
         load_constants(str(file))
 
 

@@ -113,6 +113,15 @@ def test_a_share_is_balanced_up_to_one_sequence(lengths, world):
     assert max(loads) - min(loads) <= max(lengths, default=0)
 
 
+def test_shares_are_those_of_a_search_through_all_ranks_for_the_fewest_tokens():
+    lengths, loads, wanted = [(7 * i * i + 3) % 50 + 1 for i in range(300)], [0] * 13, {}
+    for index in sorted(range(300), key=lambda i: (-lengths[i], i)):
+        least = loads.index(min(loads))
+        loads[least] += lengths[index]
+        wanted.setdefault(least, []).append(index)
+    assert [share(lengths, rank, 13) for rank in range(13)] == [sorted(wanted[rank]) for rank in range(13)]
+
+
 @pytest.mark.parametrize("split", range(0, STEPS, 3))
 def test_a_state_resumes_at_any_step_with_any_number_of_ranks(dataset, split):
     whole = list(dataset())

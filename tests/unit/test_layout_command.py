@@ -74,10 +74,25 @@ def test_from_a_current_layout_the_moves_are_listed_and_rivals_compared(cluster:
         ),
         (
             {"nodes": [{"name": "n0", "devices": [{}], "bandwidth": 2}]},
-            "bandwidth is 2.0; it must be above 0 and at most 1",
+            "bandwidth is 2.0; it must be at least 1e-06 and at most 1",
         ),
         ({"nodes": [{"name": "n", "devices": [{}]}] * 2}, "'n' stands twice"),
         ({"nodes": "x"}, "Expected `array`"),
+        (
+            {"global_batch": 100_001},
+            "global_batch / micro_batch is 100001 micro-batches; at most 100000 are planned for",
+        ),
+        ({"global_batch": 10**30}, "it must be at least 1 and at most 100000000"),
+        ({"micro_batch": 6, "sequence": 10**9}, "micro_batch x sequence is 6000000000 tokens; it must be at most"),
+        ({"max_tensor": 10**18}, "max_tensor is 1000000000000000000; it must be at least 1 and at most 1024"),
+        ({"nodes": [{"name": "n", "devices": [{}], "bandwidth": 1e-320}]}, "it must be at least 1e-06 and at most 1"),
+        ({"nodes": [{"name": "n", "devices": [{"slowdown": 1e308}]}]}, "slowdown is 1e+308; it must be at least 1"),
+        ({"nodes": [{"name": "n", "devices": [{}] * 1025}]}, "it has 1025 devices; a node has at most 1024"),
+        (
+            {"nodes": [{"name": str(n), "devices": [{}] * 1000} for n in range(101)]},
+            "they have 101000 devices; at most",
+        ),
+        ({"hardware": "\0"}, "embedded null byte; use one of a100-40g"),
         ({"nodes": [{"name": "n0", "devices": [{}]}], "sequence": 4_000_000}, "hold the model on no layout"),
     ],
 )
@@ -109,6 +124,20 @@ def test_a_bad_current_layout_ends_with_2_and_says_what_is_wrong(
     result = cox("--cluster", cluster, "--current", current)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("count", [0, -3, -(10**30)])
+def test_a_current_layout_whose_replica_has_no_micro_batch_is_refused(
+    cluster: Path, tmp_path: Path, count: int
+) -> None:
+    """Though all of them together have those of the cluster file."""
+    current, layers = tmp_path / "current.json", [0, 16]
+    stages = [[{"node": node, "devices": [0], "layers": layers}] for node in ("n0", "n1")]
+    pairs = zip(stages, (count, 6 - count), strict=True)
+    current.write_text(json.dumps({"replicas": [{"micro_batches": n, "stages": each} for each, n in pairs]}))
+    result = cox("--cluster", cluster, "--current", current)
+    assert result.exit_code == 2
+    assert f"replica 0: micro_batches is {count}; it must be at least 1" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from coxswain.cost.memory import Workload, peaks
 from coxswain.layout import Layout, Replica, Stage
 from coxswain.models import parameter_specs
 from coxswain.plan.layouts.chains import Chain, chain, chain_seconds, pipeline_seconds
-from coxswain.plan.layouts.costs import Costs, make_group
+from coxswain.plan.layouts.costs import Costs, make_group, shape_of
 from coxswain.plan.layouts.exhaustive import exhaustive
 from coxswain.plan.layouts.filling import fill_counts, fill_layers
 from coxswain.plan.layouts.groups import Cutter
@@ -104,6 +104,12 @@ def test_as_many_layers_as_the_memory_holds_and_no_more() -> None:
         most, limit = costs.most_layers(degree, first, depth, replicas), costs.limit
         assert limit and costs.peak(degree, most + 1, first, depth, replicas).total > limit
         assert most == 0 or costs.peak(degree, most, first, depth, replicas).total <= limit
+
+
+def test_a_vocabulary_that_follows_a_tokenizer_takes_memory_and_time() -> None:
+    costs = costs_of([[1.0]], model=shape_of("llama-1b"))
+    assert costs.loss_seconds(make_group(0, [0], 1.0)) > costs.layer_seconds(1, 1.0) / 4
+    assert costs.elements(1, 16, True, True) - costs.elements(1, 16, False, False) > 32_000 * 2048
 
 
 def test_the_memory_of_a_stage_is_that_of_the_engines_model() -> None:

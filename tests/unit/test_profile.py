@@ -101,6 +101,14 @@ def test_held_out_steps_are_none_of_those_that_were_fitted_and_have_rings() -> N
     assert any(s.ring for s in held_out) and not any(s.ring for s in measured.steps)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 64])
+def test_tasks_of_few_tokens_have_sequences_all_the_same(tokens: int) -> None:
+    """A pack without a sequence, or a sequence without a token, is none of a job's, and kernels divide by their number."""
+    found, held_out = measure(Virtual(), MODEL, PARAMETERS, tokens, 20.0)
+    packs = [pack for step in (*found.steps, *held_out) for pack in step.packs]
+    assert packs and all(pack and min(pack) >= 1 for pack in packs)
+
+
 def test_with_a_tenth_of_noise_predictions_are_off_by_less_than_that() -> None:
     found, measured, held_out = profiled(Virtual(noise=0.1))
     assert 0.0 < error_of((predicted(s, found, measured, True), s.seconds) for s in held_out).p50 < 0.1
@@ -221,6 +229,24 @@ def test_what_a_profile_refuses_it_refuses_before_it_measures(
     except SystemExit as ended:
         code = ended.code
     assert code == 2 and says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"layers": 0}, "layers is 0; it must be at least 1"),
+        ({"heads": 0}, "heads is 0; it must be at least 1"),
+        ({"kv_heads": 3}, "heads is 4; it must be a multiple of kv_heads 3"),
+        ({"hidden": 132}, "hidden is 132; it must be an even multiple of heads 4, or give head_size"),
+        ({"head_size": 7}, "head_size is 7; it must be even"),
+        ({"vocabulary": -1}, "vocabulary is -1; it must be at least 0"),
+    ],
+)
+def test_a_shape_in_a_file_that_no_model_has_is_refused(tmp_path: Path, change: dict[str, int], says: str) -> None:
+    file = tmp_path / "shape.json"
+    file.write_bytes(msgspec.json.encode(replace(MODEL, **change)))
+    with pytest.raises(Refused, match=says):
+        subject_of(_parser().parse_args(["--model", str(file)]))
 
 
 def test_a_shape_in_a_file_is_profiled_as_a_preset_is(tmp_path: Path) -> None:

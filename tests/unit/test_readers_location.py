@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zstandard
 from typer.testing import CliRunner
 
 from coxswain.config import JobConfig
@@ -172,6 +173,25 @@ def test_a_damaged_object_of_a_location_is_named(job: JobConfig, tmp_path: Path,
     (tmp_path / "store" / key).write_bytes(content)
     code, said = cox("status", job.checkpoint.uri)
     assert (code, len(said.splitlines()), key in said) == (2, 1, True), said
+
+
+def test_segments_without_a_step_use_no_mix_and_a_size_beyond_memory_is_damage(job: JobConfig, tmp_path: Path) -> None:
+    segments = sorted((tmp_path / "store/log/membership").iterdir())
+    empty = {"memberships": [], "mix": 1}
+    for segment in segments[1:]:
+        segment.write_bytes(zstandard.compress(json.dumps(empty).encode()))
+    assert [m.first_step for m in open_location(job.checkpoint.uri).mixes()] == [0]
+    header = b"\x28\xb5\x2f\xfd\xe0" + (2**50).to_bytes(8, "little")
+    (tmp_path / "store" / mix_key(0)).write_bytes(header + b"\x01\0\0")
+    code, said = cox("status", job.checkpoint.uri)
+    assert (code, len(said.splitlines()), f"{mix_key(0)} cannot be read" in said) == (2, 1, True), said
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_a_bucket_that_is_no_text_is_refused_in_one_line(command: str) -> None:
+    """As an argument of other bytes than UTF-8 comes."""
+    code, said = cox(command, "s3://b/\udcff")
+    assert (code, len(said.splitlines()), "is no UTF-8" in said) == (2, 1, True), said
 
 
 @pytest.mark.parametrize("command", ["status", "report", "logs"])

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from coxswain.config import PhaseConfig
 from coxswain.membership.mix_record import record_of
 from coxswain.membership.values import MixRecord
-from coxswain.wire import TaskTiming
 from coxswain_cli.reporting import bars, charts, curves, formatting, looks, mix, timeline
 from coxswain_cli.reporting import page as pages
 from coxswain_cli.reporting.charts import Chart, Series
 from coxswain_cli.reporting.markup import Markup, join, percent, tag
 from coxswain_cli.reporting.model import (
+    MeasuredPass,
     MixInForce,
     PlannedTask,
     RankTiming,
@@ -126,7 +126,7 @@ def timing() -> StepTiming:
         PlannedTask(1, "pack", (2,), 0.0, 0.5, (1, 2), 900),
         PlannedTask(2, "ring", (1, 2), 1.0, 2.0, (7,), 4096),
     )
-    operations = (TaskTiming(0, "F", 0.25, 0.5, 0.125), TaskTiming(0, "B", 0.5, 1.0))
+    operations = (MeasuredPass(0, "F", 0.25, 0.5, 0.125), MeasuredPass(0, "B", 0.5, 1.0))
     return StepTiming(3, planned, (RankTiming(0, operations, data_wait=0.25, reduce=0.5), RankTiming(1), RankTiming(2)))
 
 
@@ -160,7 +160,11 @@ def test_a_measured_row_shows_data_wait_passes_ring_waits_and_reduction() -> Non
 
 
 def test_one_of_many_ranks_shows_a_bar_a_task_and_only_waits_that_can_be_seen() -> None:
-    waits = TaskTiming(0, "F", 1.0, 2.0, 0.25), TaskTiming(0, "B", 2.0, 4.0, 0.25), TaskTiming(1, "F", 4.0, 8.0, 0.01)
+    waits = (
+        MeasuredPass(0, "F", 1.0, 2.0, 0.25),
+        MeasuredPass(0, "B", 2.0, 4.0, 0.25),
+        MeasuredPass(1, "F", 4.0, 8.0, 0.01),
+    )
     step = StepTiming(3, timing().planned, (RankTiming(0, waits, data_wait=0.03, reduce=1.0),))
     (row,) = bars.coarse_rows(step, looks.by_degree(step.planned)).values()
     assert [(b.look, b.start, b.stop) for b in row] == [
@@ -177,7 +181,7 @@ def test_a_thousand_ranks_are_drawn_in_less_than_two_megabytes_a_step() -> None:
 
 
 def test_planned_and_measured_share_a_time_axis_unless_one_would_vanish() -> None:
-    slow = StepTiming(3, timing().planned, (RankTiming(0, (TaskTiming(0, "F", 0.0, 40.0),)),))
+    slow = StepTiming(3, timing().planned, (RankTiming(0, (MeasuredPass(0, "F", 0.0, 40.0),)),))
     assert "time axis of its own" not in timeline.draw(timing())
     assert "time axis of its own" in timeline.draw(slow)
 

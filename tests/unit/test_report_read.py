@@ -14,9 +14,11 @@ import pytest
 from coxswain.errors import Refused
 from coxswain.layout import Device, Seat
 from coxswain.wire import StepLine, TaskTiming
+from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.reporting.mix import source_shares
+from coxswain_cli.reporting.model import MeasuredPass
 from coxswain_cli.reporting.page import page
-from coxswain_cli.reporting.read import read_run
+from coxswain_cli.reporting.read import read_run, read_steps
 from coxswain_cli.reporting.step_selection import chosen_steps
 from tests.unit import report_samples as samples
 
@@ -106,7 +108,7 @@ def test_a_workers_timings_arrive_as_operations(tmp_path: Path) -> None:
     line = {"step": 7, "planned": [], "ranks": [rank], "worldGeneration": 1}
     samples.write_lines(tmp_path / "steps.jsonl", [samples.step_line(7)])
     (tmp_path / "timings.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
-    assert read_run(tmp_path).chosen[0][0].ranks[0].timings == (timing,)
+    assert read_run(tmp_path).chosen[0][0].ranks[0].timings == (MeasuredPass(*msgspec.to_builtins(timing)),)
 
 
 def test_of_a_redone_step_the_last_timings_are_pictured(tmp_path: Path) -> None:
@@ -145,6 +147,44 @@ def test_times_beyond_all_bounds_are_none_and_nesting_without_end_is_unreadable(
     run = read_run(tmp_path)
     assert run.unreadable == 1
     assert " UTC" not in page(run)
+
+
+@pytest.mark.parametrize(
+    "change", [{"seconds": 1e308}, {"loss": 1e300}, {"tokens": 10**30}, {"tokens_by_source": {"a": 2**64}}]
+)
+def test_a_line_with_a_number_beyond_all_bounds_is_unreadable(tmp_path: Path, change: dict[str, Any]) -> None:
+    lines = [samples.step_line(0), samples.step_line(1, **change), samples.step_line(2)]
+    samples.write_lines(tmp_path / "steps.jsonl", lines)
+    run = read_run(tmp_path)
+    assert ([s.step for s in run.steps], run.unreadable) == ([0, 2], 1)
+    assert page(run) and is_plain_json(facts(run))
+    found, _, unreadable = read_steps(json.dumps(line).encode() for line in lines)
+    assert ([s.step for s in found], unreadable) == ([0, 2], 1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5e-324, 1e-300])
+def test_steps_without_a_time_have_no_rates(tmp_path: Path, seconds: float) -> None:
+    lines = [samples.step_line(0, seconds=seconds, planned_seconds=1.5, data_wait_seconds=1.0)]
+    samples.write_lines(tmp_path / "steps.jsonl", lines)
+    run = read_run(tmp_path)
+    assert page(run) and is_plain_json(facts(run))
+    assert facts(run)["tokens_per_second"] is None and facts(run)["idle_fraction"] is None
+
+
+@pytest.mark.parametrize("change", [{"data_wait": -1e308}, {"reduce": 1e308}, {"timings": [[0, "F", 0.0, 1e308, 0.0]]}])
+def test_timings_beyond_all_bounds_are_not_drawn(tmp_path: Path, change: dict[str, Any]) -> None:
+    samples.write_run(tmp_path, steps=2)
+    line = samples.timing_line(1)
+    line["ranks"][0] |= change
+    samples.write_lines(tmp_path / "timings.jsonl", [samples.timing_line(0), line])
+    run = read_run(tmp_path)
+    assert [bool(timing.ranks) for timing, _ in run.chosen] == [True, False]
+    assert page(run) and is_plain_json(facts(run))
+
+
+def is_plain_json(value: object) -> bool:
+    """Without NaN and Infinity, which other languages do not read."""
+    return bool(json.dumps(value, allow_nan=False))
 
 
 def test_timings_that_are_shortened_while_they_are_read_are_not_those_of_another_step(

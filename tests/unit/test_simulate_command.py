@@ -66,6 +66,10 @@ def test_a_drawn_trace_is_saved_and_replays_to_the_same_results(tmp_path: Path) 
         (("--generate", "quiet", "--hours", "1", "--rivals", "megatron"), "--rivals is 'megatron'; use some of rigid"),
         (("--generate", "quiet", "--hours", "1", "--action", "Fix"), "--action is 'Fix'; use one of None, Warn"),
         (("--generate", "quiet", "--hours", "1", "--restart", "-1"), "--restart is -1.0; it must be above 0"),
+        (
+            ("--generate", "quiet", "--spares", str(10**15)),
+            "--spares is 1000000000000000; it must be at least 0 and at most",
+        ),
         (("--generate", "quiet", "--hours", "1", "--model", "gpt"), "--model 'gpt': not known"),
         (("--generate", "quiet", "--devices", "8", "--hours", "1"), "hold the model on no layout"),
     ],

@@ -80,6 +80,8 @@ def test_longer_sequences_are_split_at_the_context(lengths: Path) -> None:
         (["--capacity", "0"], "--capacity is 0; it must be at least 1"),
         (["--tokens", "-1"], "--tokens is -1; it must be at least 0"),
         (["--tokens", "9" * 30], "it must be at least 0 and at most 1000000000"),
+        (["--context", "1"], "a step has some 1048576 sequences; it may have 1000000: lower --tokens, raise --context"),
+        (["--devices", "100001"], "--devices is 100001; it must be at least 1 and at most 100000"),
         (["--recompute", "Some"], "--recompute is 'Some'; use None, Selective, Full or Auto"),
         (["--balance", "best"], "balance 'best': not known; use one of makespan"),
         (["--model", "gpt"], "model 'gpt': not known; use one of"),

@@ -18,15 +18,16 @@ from coxswain.cost.constants import MODELS, device_memory
 from coxswain.cost.ulysses import Attention
 from coxswain.errors import Refused
 from coxswain.plan.planners import BALANCES, planner
-from coxswain.plan.problem import MOST_TOKENS, checked_lengths
+from coxswain.plan.problem import MOST_REPLICAS, MOST_TOKENS, checked_lengths
 from coxswain.plan.strategy.choose import choose
 from coxswain.plan.strategy.sample import sampled_steps
 from coxswain.plan.strategy.values import Alternative, Machine, Strategy
-from coxswain.presets import PRESETS
+from coxswain.presets import PRESETS, TYPICAL_ROWS
 from coxswain_cli.plan.files import on_terminal, read_numbers, refusals, write_text
 from coxswain_cli.plan.policy import policy_of
 
 _GIB = 2**30
+_MOST_SEQUENCES = 1_000_000  # of a step
 _RECOMPUTE: dict[str, tuple[Any, ...]] = {
     "none": ("None",), "selective": ("Selective",), "full": ("Full",), "auto": ("None", "Selective", "Full"),
 }  # fmt: skip
@@ -57,7 +58,9 @@ def strategy_command(
         planner(balance)
         machine = _machine(devices, node_size, model, hardware, capacity, max_degree, recompute)
         machine = replace(machine, attention=_attention(attention), copies=copies)
-        steps = sampled_steps(_lengths(lengths), _whole("tokens", tokens), _whole("context", context))
+        found_lengths = _lengths(lengths)
+        _refuse_many(found_lengths, _whole("tokens", tokens), _whole("context", context))
+        steps = sampled_steps(found_lengths, tokens, context)
         begin = time.perf_counter()
         found = choose(machine, steps, balance)
         took = time.perf_counter() - begin
@@ -76,11 +79,20 @@ def _lengths(path: Path) -> list[int]:
     return [int(s) for s in checked_lengths(read_numbers(path, "lengths", int))]
 
 
+def _refuse_many(lengths: list[int], tokens: int, context: int) -> None:
+    """Refuses steps of more sequences than are placed in minutes."""
+    pieces = sum(-(-length // context) for length in lengths) if context else len(lengths)
+    each = round(pieces * (tokens / sum(lengths) if tokens else 1.0))
+    if each > _MOST_SEQUENCES:
+        way = "lower --tokens, raise --context, or give fewer lengths"
+        raise Refused("BadValue", f"a step has some {each} sequences; it may have {_MOST_SEQUENCES}: {way}")
+
+
 def _machine(
     devices: int, node_size: int, model: str, hardware: str, capacity: int, max_degree: int, recompute: str
 ) -> Machine:
     constants = load_constants(hardware, model)
-    each = min(_least_one("node-size", node_size), _least_one("devices", devices))
+    each = min(_least_one("node-size", node_size, MOST_REPLICAS), _least_one("devices", devices, MOST_REPLICAS))
     rest = devices % each
     if recompute.lower() not in _RECOMPUTE:
         raise Refused("BadValue", f"--recompute is {recompute!r}; use None, Selective, Full or Auto")
@@ -103,13 +115,13 @@ def _attention(name: str) -> Attention:
 
 
 def _model(name: str) -> ModelConfig:
-    """The shape that the constants are for; a vocabulary that follows a tokenizer counts as 32,000 rows."""
+    """The shape that the constants are for; a vocabulary that follows a tokenizer has as many rows as a typical one."""
     shapes = {str(preset): shape for preset, shape in PRESETS.items()} | MODELS
     if name not in shapes:
         known = ", ".join(sorted(shapes))
         raise Refused("UnknownModel", f"model {name!r}: its shape is not known; use one of {known}")
     shape = shapes[name]
-    return msgspec.structs.replace(shape, vocabulary=shape.vocabulary or 32_000)
+    return msgspec.structs.replace(shape, vocabulary=shape.vocabulary or TYPICAL_ROWS)
 
 
 def _whole(option: str, value: int) -> int:
@@ -118,9 +130,9 @@ def _whole(option: str, value: int) -> int:
     return value
 
 
-def _least_one(option: str, value: int) -> int:
-    if not 1 <= value <= 100_000_000:
-        raise Refused("BadValue", f"--{option} is {value}; it must be at least 1 and at most 100000000")
+def _least_one(option: str, value: int, most: int = MOST_TOKENS) -> int:
+    if not 1 <= value <= most:
+        raise Refused("BadValue", f"--{option} is {value}; it must be at least 1 and at most {most}")
     return value
 
 

@@ -111,7 +111,8 @@ class StoredRun:
     def _first_step(self, segments: list[str], number: int) -> int | None:
         """By bisection: the number of the record in force never falls."""
         place = bisect_left(segments, number, key=lambda key: self._read(key, _Segment).mix)
-        return self._read(segments[place], _Segment).memberships[0].step if place < len(segments) else None
+        found = (self._read(key, _Segment).memberships for key in segments[place:])
+        return next((steps[0].step for steps in found if steps), None)
 
     def _record(self, number: int) -> MixRecord | None:
         try:
@@ -123,7 +124,7 @@ class StoredRun:
         data = self._store.get(key)
         try:
             return _decoded(key, zstandard.decompress(data), type_)
-        except zstandard.ZstdError as error:
+        except (zstandard.ZstdError, MemoryError) as error:  # a damaged header names any size
             raise _damaged(key, error) from error
 
     def _keys(self, folder: str) -> list[str]:
@@ -138,7 +139,8 @@ def _decoded(key: str, data: bytes, type_: type[T]) -> T:
 
 
 def _damaged(key: str, error: Exception) -> Refused:
-    return Refused("ObjectDamaged", f"{key} cannot be read ({error}); restore it")
+    why = str(error) or "it is larger than memory"
+    return Refused("ObjectDamaged", f"{key} cannot be read ({why}); restore it")
 
 
 def _ordinal(key: str) -> int | None:
@@ -151,8 +153,15 @@ def open_location(uri: str, endpoint: EndpointConfig | None = None) -> StoredRun
     """Opens a checkpoint location with the credentials of this user, never with those of the job."""
     if is_file(uri):
         uri = file_uri(file_path(uri).absolute())
+    elif not _is_text(uri):
+        raise Refused("NoRun", f"{uri!r} is no UTF-8, as names in S3 are; name a job's checkpoint.uri")
     own = msgspec.structs.replace(endpoint or EndpointConfig(), secret="")
     return StoredRun(open_store(uri, own, patience=_PATIENCE))
+
+
+def _is_text(word: str) -> bool:
+    """False for an argument that is not UTF-8."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def mixes_at(checkpoint: CheckpointConfig) -> tuple[tuple[MixInForce, ...], str]:

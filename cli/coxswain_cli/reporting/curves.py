@@ -8,7 +8,7 @@ from statistics import median
 
 from coxswain.cost.error import error_of
 from coxswain_cli.reporting.charts import POINTS, Chart, Series
-from coxswain_cli.reporting.formatting import seconds, short, smooth, thin
+from coxswain_cli.reporting.formatting import ratio, seconds, short, smooth, thin
 from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 
 SMOOTH_FROM = 12  # with fewer steps the raw curve is enough
@@ -65,14 +65,14 @@ def _utilisation(run: RecordedRun) -> Chart:
 
 
 def _throughput(run: RecordedRun) -> Chart:
-    rates = _values(run, lambda s: s.tokens / s.seconds if s.seconds else None)
+    rates = _values(run, lambda s: ratio(s.tokens, s.seconds))
     note = f"median step {seconds(median(s.seconds for s in run.steps))}"
     return _chart(run, "Throughput", "tokens per second", note, _with_average("rate", 1, rates))
 
 
 def _idle(run: RecordedRun) -> Chart:
     idle = _values(run, lambda s: 100 * s.idle_fraction)
-    waits = _values(run, lambda s: 100 * s.data_wait_seconds / s.seconds if s.seconds else None)
+    waits = _values(run, lambda s: ratio(100 * s.data_wait_seconds, s.seconds))
     rows = (Series("idle", 2, idle), Series("wait for data", 3, waits, "dashed"))
     return _chart(
         run, "Idle share", "% of device time", "solid: without compute; dashed: the longest wait for data", rows

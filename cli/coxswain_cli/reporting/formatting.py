@@ -27,6 +27,11 @@ def whole_ticks(low: int, high: int, about: int = 5) -> tuple[int, ...]:
     return tuple(range(-(-low // step) * step, high + 1, step))
 
 
+def ratio(part: float, whole: float) -> float | None:
+    """None where the whole is nothing, or so little that what follows from it says nothing."""
+    return part / whole if abs(whole) >= TINY else None
+
+
 def short(value: float) -> str:
     """Three digits and a unit: 12345 -> 12.3k, 0.01234 -> 0.0123."""
     for size, unit in _UNITS:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from coxswain.cost.error import error_of
+from coxswain_cli.reporting.formatting import ratio
 from coxswain_cli.reporting.mix import source_shares
 from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 from coxswain_cli.reporting.summary import succeeded
@@ -50,10 +51,10 @@ def _training(steps: Sequence[RecordedStep]) -> dict[str, Any]:
         "evaluations": [{"step": s.step, "loss": s.evaluation_loss} for s in steps if s.evaluation_loss is not None],
         "model_flops_utilization": median(used) if used else None,
         "tokens": tokens,
-        "tokens_per_second": tokens / spent if spent else None,
+        "tokens_per_second": ratio(tokens, spent),
         "median_step_seconds": median(s.seconds for s in steps) if steps else None,
         "cost_model_error": asdict(error_of((s.planned_seconds, s.seconds) for s in steps)),
-        "idle_fraction": sum(s.idle_fraction * s.seconds for s in steps) / spent if spent else None,
+        "idle_fraction": ratio(sum(s.idle_fraction * s.seconds for s in steps), spent),
         "world_generations": sorted({s.worldGeneration for s in steps}),
         "stream_digest": steps[-1].stream_digest if steps else None,
         "delivered_digest": steps[-1].delivered_digest if steps else None,

@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 
 from coxswain.structs import UNDECODABLE, prepare
+from coxswain_cli.reporting.model import Count
 
 _BUFFER = 1 << 18  # bytes: lines are read in their order
 
 
 class _Line(msgspec.Struct, frozen=True):
-    tokens_by_source: dict[str, int] = {}
+    tokens_by_source: dict[str, Count] = {}
 
 
 class Lines:

@@ -23,6 +23,12 @@ NumberOrNone = Annotated[int, msgspec.Meta(ge=-1, le=99_999)]
 """-1: not recorded."""
 
 
+Value = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+"""Such as seconds or a loss: a damaged line has none of which sums have no number."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""Such as tokens."""
+
+
 class SourceTokens(Mapping[str, int]):
     """Tokens by source: eight bytes each, for most steps of a run have the same sources, whose names are kept once."""
 
@@ -48,26 +54,26 @@ class SourceTokens(Mapping[str, int]):
 class RecordedStep(msgspec.Struct, frozen=True):
     """One line of `steps.jsonl`, read leniently: a diverged run writes null losses, an older one has fewer fields."""
 
-    step: int
-    worldGeneration: int = 0  # the file's own spelling
-    tokens: int = 0
-    sequences: int = 0
-    loss: float | None = None
+    step: Count
+    worldGeneration: Count = 0  # the file's own spelling
+    tokens: Count = 0
+    sequences: Count = 0
+    loss: Value | None = None
     stream_digest: str = ""
     delivered_digest: str = ""
-    seconds: float = 0.0
-    idle_fraction: float = 0.0
-    makespan_over_bound: float = 0.0
-    gradient_norm: float | None = None
-    learning_rate: float = 0.0
-    tokens_by_source: Mapping[str, int] = {}
-    data_wait_seconds: float = 0.0
-    time: float = 0.0
-    mfu: float | None = None
-    evaluation_loss: float | None = None
-    evaluation_tokens: int = 0
-    evaluation_seconds: float = 0.0
-    planned_seconds: float = 0.0
+    seconds: Value = 0.0
+    idle_fraction: Value = 0.0
+    makespan_over_bound: Value = 0.0
+    gradient_norm: Value | None = None
+    learning_rate: Value = 0.0
+    tokens_by_source: Mapping[str, Count] = {}
+    data_wait_seconds: Value = 0.0
+    time: Value = 0.0
+    mfu: Value | None = None
+    evaluation_loss: Value | None = None
+    evaluation_tokens: Count = 0
+    evaluation_seconds: Value = 0.0
+    planned_seconds: Value = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,35 +89,45 @@ class RecordedEvent:
 class PlannedTask(msgspec.Struct, frozen=True):
     """A task as it was planned, in seconds since the step's begin on the cost model."""
 
-    task: int
+    task: Count
     kind: Literal["pack", "ring"]
     replicas: tuple[Number, ...]
-    start: float
-    stop: float
+    start: Value
+    stop: Value
     sequences: tuple[int, ...] = ()  # positions in the membership
-    tokens: int = 0
+    tokens: Count = 0
+
+
+class MeasuredPass(TaskTiming, frozen=True, array_like=True):
+    """An operation as a worker has sent it, its times bounded."""
+
+    task: Count
+    kind: Literal["F", "B"]
+    start: Value
+    stop: Value
+    waited: Value = 0.0
 
 
 class RankTiming(msgspec.Struct, frozen=True):
     """What one rank did in a step, in seconds since its own begin of the step."""
 
     rank: Number
-    timings: tuple[TaskTiming, ...] = ()
-    data_wait: float = 0.0
-    reduce: float = 0.0
+    timings: tuple[MeasuredPass, ...] = ()
+    data_wait: Value = 0.0
+    reduce: Value = 0.0
     replica: NumberOrNone = -1
     trainer: NumberOrNone = -1
-    seconds: float = 0.0  # of the whole step
-    compute: float = 0.0
+    seconds: Value = 0.0  # of the whole step
+    compute: Value = 0.0
     stage: Number = 0
     tensor: Number = 0
-    share: float = 1.0  # of a task's planned seconds: 1 on the replica's slowest stage
+    share: Value = 1.0  # of a task's planned seconds: 1 on the replica's slowest stage
 
 
 class StepTiming(msgspec.Struct, frozen=True):
     """One line of `timings.jsonl`, as far as the pictures need it."""
 
-    step: int
+    step: Count
     planned: tuple[PlannedTask, ...] = ()
     ranks: tuple[RankTiming, ...] = ()
 
@@ -123,7 +139,7 @@ class GlanceTask(msgspec.Struct, frozen=True):
 class Glance(msgspec.Struct, frozen=True):
     """What the selection of steps needs of a line of `timings.jsonl`."""
 
-    step: int
+    step: Count
     planned: tuple[GlanceTask, ...] = ()
 
     @property

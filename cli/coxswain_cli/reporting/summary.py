@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from coxswain.cost.error import error_of
-from coxswain_cli.reporting.formatting import seconds, seconds_of, short
+from coxswain_cli.reporting.formatting import ratio, seconds, seconds_of, short
 from coxswain_cli.reporting.markup import Markup, join, tag
 from coxswain_cli.reporting.model import RecordedEvent, RecordedRun
 
@@ -64,11 +64,11 @@ def figures(run: RecordedRun) -> tuple[tuple[str, str], ...]:
         ("last loss", short(losses[-1]) if losses else "none"),
         *((("last loss on held-out documents", short(held_out[-1])),) if held_out else ()),
         ("tokens", short(tokens)),
-        ("tokens per second", short(tokens / spent) if spent else "unknown"),
+        ("tokens per second", "unknown" if (rate := ratio(tokens, spent)) is None else short(rate)),
         ("median step", seconds(median(s.seconds for s in run.steps))),
         *((("prediction of steps off by", f"{100 * off.p50:.1f} % (p95 {100 * off.p95:.0f} %)"),) if off.count else ()),
         *((("model FLOPs utilisation", f"{100 * median(used):.1f} %"),) if used else ()),
-        ("idle share", f"{100 * idle / spent:.1f} %" if spent else "unknown"),
+        ("idle share", "unknown" if (share := ratio(100 * idle, spent)) is None else f"{share:.1f} %"),
     )
 
 

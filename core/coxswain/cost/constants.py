@@ -15,6 +15,7 @@ from coxswain.structs import UNDECODABLE
 
 __all__ = ["Constants", "Hardware", "Rates", "scaled"]
 
+LEAST, MOST = 1e-12, 1e12  # of a number of a file: beyond, seconds of a step have no numbers
 SHIPPED = ("a100-40g", "a100-80g", "cpu", "h100-80g", "h200-141g")
 # ByteScale's models all have 8 key-value heads, unlike the presets of the same names.
 _FIELDS = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "vocabulary")
@@ -94,8 +95,8 @@ def _decoded(raw: bytes, name_or_path: str) -> Hardware | Constants:
     _check(name_or_path, loaded.rates if isinstance(loaded, Hardware) else loaded)
     if isinstance(loaded, Hardware):
         for field in ("peak_tflops", "memory_gib", "host_gbps"):
-            if not 0 <= (value := getattr(loaded, field)) < float("inf"):
-                message = f"hardware {name_or_path!r}: {field} is {value}; it must be finite and not below 0"
+            if not 0 <= (value := getattr(loaded, field)) <= MOST:
+                message = f"hardware {name_or_path!r}: {field} is {value}; it must be at least 0 and at most {MOST:g}"
                 raise Refused("BadHardware", message)
         for constants in loaded.models.values():
             _check(name_or_path, constants)
@@ -107,9 +108,9 @@ def _read(name_or_path: str) -> bytes:
         return resources.files("coxswain.cost").joinpath("data", f"{name_or_path}.json").read_bytes()
     try:
         return Path(name_or_path).read_bytes()
-    except OSError as error:
-        shipped = ", ".join(SHIPPED)
-        message = f"hardware {name_or_path!r}: {error.strerror}; use one of {shipped}, or the path of a constants file"
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        shipped, why = ", ".join(SHIPPED), error.strerror if isinstance(error, OSError) else error
+        message = f"hardware {name_or_path!r}: {why}; use one of {shipped}, or the path of a constants file"
         raise Refused("BadHardware", message) from None
 
 
@@ -121,8 +122,9 @@ def _check(name: str, values: Constants | Rates) -> None:
     for field, value in fields.items():
         if not isinstance(value, int | float):
             continue
-        if not 0 <= value < float("inf") or (value == 0 and field not in _MAY_BE_ZERO):
-            raise Refused("BadHardware", f"hardware {name!r}: {field} is {value}; it must be finite and above 0")
+        if not LEAST <= value <= MOST and not (value == 0 and field in _MAY_BE_ZERO):
+            form = f"it must be at least {LEAST:g} and at most {MOST:g}"
+            raise Refused("BadHardware", f"hardware {name!r}: {field} is {value}; {form}")
     for field, points in _tables(values).items():
         if wrong := faults(points):
             raise Refused("BadHardware", f"hardware {name!r}: {field}: {wrong}")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from coxswain.config import ModelConfig
 from coxswain.structs import prepare
 
-Point = tuple[int, float]
+Point = tuple[Annotated[int, msgspec.Meta(le=10**12)], float]
+"""Tokens, and milliseconds or TFLOP/s."""
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

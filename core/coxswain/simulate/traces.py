@@ -31,6 +31,10 @@ SCOPES: dict[str, tuple[Scope, ...]] = {
 }  # fmt: skip
 SLOWING = ("contention", "thermal", "sick", "node", "flapping", "ramp", "armed")
 FALSE_POSITIVES = ("drift", "pauses", "long")
+MOST_DEVICES = 100_000
+"""Of a cluster: each is in memory."""
+MOST_SECONDS = 36_000_000.0
+"""10,000 hours: every step is counted."""
 _COMPONENT = re.compile(r"n(\d+)(?:/(\d+))?")
 
 
@@ -93,9 +97,13 @@ def read_trace(raw: bytes, where: str) -> Trace:
         raise Refused("BadTrace", f"{where}: no lines; the first one has nodes, devices, seconds and seed")
     header = _decoded(lines[0], Header, where)
     events = [_decoded(line, Event, where) for line in lines[1:]]
-    for name in ("nodes", "devices", "seconds"):
-        if not 0 < (value := getattr(header, name)) < math.inf:
-            raise Refused("BadTrace", f"{where}, line {lines[0][0]}: {name} is {value}; it must be above 0")
+    for name, most in (("nodes", MOST_DEVICES), ("devices", MOST_DEVICES), ("seconds", MOST_SECONDS)):
+        if not 0 < (value := getattr(header, name)) <= most:
+            form = f"it must be above 0 and at most {most:.0f}"
+            raise Refused("BadTrace", f"{where}, line {lines[0][0]}: {name} is {value}; {form}")
+    if (every := header.nodes * header.devices) > MOST_DEVICES:
+        form = f"{header.nodes} nodes of {header.devices} devices have {every}; they may have {MOST_DEVICES}"
+        raise Refused("BadTrace", f"{where}, line {lines[0][0]}: {form}")
     if not 0 <= header.seed < 1 << 63:
         raise Refused("BadTrace", f"{where}, line {lines[0][0]}: seed is {header.seed}; it must be 0 to 2^63 - 1")
     numbered = [(number, event) for (number, _), event in zip(lines[1:], events, strict=True)]

@@ -173,12 +173,12 @@ def _shapes(store: Store, manifest: CheckpointManifest) -> Shapes:
     if missing:
         raise Refused("TornCheckpoint", f"no shard holds all of {missing[0]} ({len(missing)} tensors are incomplete)")
     tables = [name for name in (EMBEDDING, HEAD) if name in found]
-    rows = _filled_rows(store, manifest, tables[-1], found[tables[-1]][0]) if tables else 0
+    rows = max((_filled_rows(store, manifest, table, found[table][0]) for table in tables), default=0)
     return found | {name: (rows, *found[name][1:]) for name in tables}
 
 
 def _filled_rows(store: Store, manifest: CheckpointManifest, table: str, rows: int) -> int:
-    """How many rows of the vocabulary a model has. Those that imported weights lacked are zero, and no id is theirs."""
+    """How many rows of the vocabulary a table needs. Those that imported weights lacked are zero in each table."""
     if manifest.model is not None and not manifest.model.init_from:
         return rows
     least = max(1, rows - ROUNDING + 1)

@@ -87,8 +87,12 @@ class Engine:
         self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, layout: Layout,
         seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, live: LiveState | None = None,
         memory: MemoryPolicy | None = None, generation: int = 0, wards: Sequence[int] = (),
+        ids: int = 0,
     ) -> None:  # fmt: skip
-        """`live`: what this process holds; kept until the state is filled or taken over. `wards`: by rank (`copies.wards_of`)."""
+        """`live`: what this process holds; kept until the state is filled or taken over. `wards`: by rank (`copies.wards_of`).
+
+        `ids`: of the tokenizer; 0: unknown.
+        """
         self._specs = specs = specs_of(model, vocabulary)
         _check_degrees(specs, layout)
         _check_heads(model, device)
@@ -102,7 +106,7 @@ class Engine:
         part = ModelPart(stage.start, stage.stop, model.layers, group)
         self.counts = part.last and not seat.tensor  # whether the replica's losses and labels count here
         self._everyone, self._device, self._dtype = world.exchange(tuple(range(world.ranks))), device, dtype
-        self.model = decoder_of(model, vocabulary, part).to(device, dtype)
+        self.model = decoder_of(model, vocabulary, part, ids).to(device, dtype)
         self.shapes = {spec.name: spec.shape for spec in specs}
         self._matrices = muon_matrices(specs, optimizer)
         self._layout, self._generation = layout, generation

@@ -37,13 +37,15 @@ class CustomDecoder(nn.Module):
         """All rows of the vocabulary count in the loss."""
 
 
-def decoder_of(model: ModelConfig, vocabulary: int, part: ModelPart | None = None) -> Decoder:
+def decoder_of(model: ModelConfig, vocabulary: int, part: ModelPart | None = None, ids: int = 0) -> Decoder:
     """A rank's part of the model, its weights without values; a class of the user's own is always whole.
+
+    `ids`: of the tokenizer; 0: unknown.
 
     Raises Refused "BadModel" where the user's class cannot be had or used, or where it would have to be split.
     """
     if model.custom is None:
-        return Llama(model, vocabulary, part)
+        return Llama(model, vocabulary, part, ids)
     if part is not None and not (part.first and part.last and part.degree == 1):
         raise _bad(model.custom, "is whole on each device; set parallelism.tensor and .pipeline to 1")
     made: Decoder = _called(model.custom, "cannot be made", lambda kind: kind(model, vocabulary, **_arguments(model)))

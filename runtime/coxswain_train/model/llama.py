@@ -155,18 +155,24 @@ class _Body(nn.Module):
 
 
 class Llama(nn.Module):
-    """A rank's part of the decoder; by default all of it. Weights are uninitialised until the optimizer gathers them."""
+    """A rank's part of the decoder; by default all of it. Weights are uninitialised until the optimizer gathers them.
 
-    def __init__(self, config: ModelConfig, vocabulary: int, part: ModelPart | None = None) -> None:
+    `ids`: of the tokenizer, whose rows always count in the loss; 0: unknown.
+    """
+
+    def __init__(self, config: ModelConfig, vocabulary: int, part: ModelPart | None = None, ids: int = 0) -> None:
         super().__init__()
-        self.config, self.part = config, part or ModelPart(0, config.layers, config.layers)
+        self.config, self.part, self._ids = config, part or ModelPart(0, config.layers, config.layers), ids
         rows = vocabulary // self.part.degree
         self.model = _Body(config, rows, self.part)
         self.lm_head = Linear(rows, config.hidden) if self.part.last and not config.tied_head else None
         self._rows: int | None = None  # of this rank that count in the loss; None: all
 
     def leave_out_empty_rows(self) -> None:
-        """Takes rows that are zero at the vocabulary's end out of the loss: imported weights lack them, and no id is theirs."""
+        """Takes rows that are zero at the vocabulary's end, and of no id, out of the loss: imported weights lack them.
+
+        A row of an id may be zero as well: published weights have such of ids that their training did not use.
+        """
         if not self.part.last:
             return
         weight = self._head.weight
@@ -174,7 +180,7 @@ class Llama(nn.Module):
         count = torch.tensor([first + int(filled[-1]) + 1 if len(filled) else 0], device=weight.device)
         if self.part.group:
             self.part.group.maximum(count)
-        self._rows = min(max(int(count) - first, 0), len(weight)) if count else None
+        self._rows = min(max(0, max(int(count), self._ids) - first), len(weight)) if count else None
 
     @property
     def _head(self) -> Linear:

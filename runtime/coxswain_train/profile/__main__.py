@@ -117,12 +117,29 @@ def _model(name_or_path: str) -> ModelConfig:
     if name_or_path in presets:
         return presets[name_or_path]
     try:
-        return msgspec.json.decode(Path(name_or_path).read_bytes(), type=ModelConfig)
+        model = msgspec.json.decode(Path(name_or_path).read_bytes(), type=ModelConfig)
     except (OSError, *UNDECODABLE) as error:
         known = ", ".join(presets)
         raise Refused(
             "UnknownModel", f"--model {name_or_path!r}: {error}; use one of {known}, or a JSON file"
         ) from None
+    if fault := _shape_fault(model):
+        raise Refused("BadModel", f"--model {name_or_path!r}: {fault}")
+    return model
+
+
+def _shape_fault(model: ModelConfig) -> str:
+    """As the API has it of `model.config`; empty: nothing."""
+    for name in ("layers", "hidden", "heads", "kv_heads", "feed_forward"):
+        if (value := getattr(model, name)) < 1:
+            return f"{name} is {value}; it must be at least 1"
+    if model.heads % model.kv_heads:
+        return f"heads is {model.heads}; it must be a multiple of kv_heads {model.kv_heads}"
+    if model.head_size < 0 or model.head_size % 2:
+        return f"head_size is {model.head_size}; it must be even, or 0: hidden / heads"
+    if model.custom is None and not model.head_size and model.hidden % (2 * model.heads):
+        return f"hidden is {model.hidden}; it must be an even multiple of heads {model.heads}, or give head_size"
+    return "" if model.vocabulary >= 0 else f"vocabulary is {model.vocabulary}; it must be at least 0: --vocabulary"
 
 
 def device_name(wanted: str | None) -> str:

@@ -131,7 +131,7 @@ def _steps(machine: Machine, shapes: Iterator[Step], budget: Budget) -> tuple[St
 
 def _fit_shapes(tokens: int) -> Iterator[Step]:
     """Packs, whole and in part, of long and short sequences, one and several a step: they differ in steps, tasks and tokens."""
-    half, short = tokens // 2, max(1, tokens // 16)
+    half, short = max(1, tokens // 2), max(1, tokens // 16)
     yield Step(packs=((tokens,),))
     yield Step(packs=((short,) * 16,))
     yield Step(packs=((half,),))
@@ -150,7 +150,7 @@ def _other_shapes(tokens: int, ranks: int, draw: Random) -> Iterator[Step]:
 
 
 def _pack(tokens: int, draw: Random) -> tuple[int, ...]:
-    room = draw.randint(tokens // 4, tokens)
+    room = draw.randint(max(1, tokens // 4), tokens)
     lengths: list[int] = []
     while room > 0:
         lengths.append(min(room, int(16 * draw.paretovariate(0.7))))

@@ -188,7 +188,7 @@ class Worker:
         memory = memory_policy(job.model, job.parallelism, self._world.vocabulary, device, hardware)
         engine = Engine(
             job.model, self._world.vocabulary, job.optimizer, job.total_steps, self._world.layout, seat, groups, device,
-            dtype, self._live, memory, self._assignment.generation, wards,
+            dtype, self._live, memory, self._assignment.generation, wards, self._world.ids,
         )  # fmt: skip
         engine.before_update, engine.seed = self._saver.settle, job.seed
         return engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from typing import Literal
 
@@ -9,6 +10,13 @@ import msgspec
 
 from coxswain.errors import Refused
 from coxswain.structs import UNDECODABLE, prepare
+
+MOST = {"global_batch": 100_000_000, "micro_batch": 1_000_000, "sequence": 1_000_000_000, "max_tensor": 1024}
+"""Of a cluster file's numbers."""
+MOST_TOKENS = 1_000_000_000  # of a micro-batch
+MOST_MICRO_BATCHES = 100_000  # each is simulated
+MOST_DEVICES, MOST_OF_NODE = 100_000, 1024  # a node's devices are cut into groups in every way
+SLOWEST, LEAST_BANDWIDTH = 1e6, 1e-6
 
 
 class DeviceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,21 +95,44 @@ def read_cluster(raw: bytes, where: str) -> Cluster:
 
 def _faults(cluster: Cluster) -> list[str]:
     """Numbers outside what is allowed."""
-    counts = [(name, getattr(cluster, name)) for name in ("global_batch", "micro_batch", "sequence", "max_tensor")]
-    found = [f"{name} is {value}; it must be at least 1" for name, value in counts if value < 1]
-    if not found and cluster.global_batch % cluster.micro_batch:
-        found = [f"global_batch is {cluster.global_batch}; it must be a multiple of micro_batch {cluster.micro_batch}"]
-    names = [node.name for node in cluster.nodes]
-    found += [f"nodes: {n!r} stands twice; give each node a name of its own" for n in names if names.count(n) > 1]
-    for node in cluster.nodes:
-        if not 0 < node.bandwidth <= 1:
-            found.append(f"node {node.name!r}: bandwidth is {node.bandwidth}; it must be above 0 and at most 1")
-        found += [
-            f"node {node.name!r}, device {i}: slowdown is {d.slowdown}; it must be at least 1, or null for a dead device"
-            for i, d in enumerate(node.devices)
-            if d.slowdown is not None and not 1 <= d.slowdown < float("inf")
-        ]
+    counts = [(name, getattr(cluster, name), most) for name, most in MOST.items()]
+    found = [
+        f"{name} is {value}; it must be at least 1 and at most {most}"
+        for name, value, most in counts
+        if not 1 <= value <= most
+    ] or _batch_faults(cluster)
+    names = Counter(node.name for node in cluster.nodes)
+    found += [f"nodes: {name!r} stands twice; give each node a name of its own" for name, n in names.items() if n > 1]
+    found += [fault for node in cluster.nodes for fault in _node_faults(node)]
+    if cluster.devices > MOST_DEVICES:
+        found.append(f"nodes: they have {cluster.devices} devices; at most {MOST_DEVICES} are planned for")
     return found or ([] if _alive(cluster) else ["no device is alive; give at least one a slowdown"])
+
+
+def _batch_faults(cluster: Cluster) -> list[str]:
+    if cluster.global_batch % cluster.micro_batch:
+        return [f"global_batch is {cluster.global_batch}; it must be a multiple of micro_batch {cluster.micro_batch}"]
+    if cluster.tokens > MOST_TOKENS:
+        return [f"micro_batch x sequence is {cluster.tokens} tokens; it must be at most {MOST_TOKENS}"]
+    if cluster.micro_batches > MOST_MICRO_BATCHES:
+        most = f"at most {MOST_MICRO_BATCHES} are planned for; raise micro_batch"
+        return [f"global_batch / micro_batch is {cluster.micro_batches} micro-batches; {most}"]
+    return []
+
+
+def _node_faults(node: Node) -> list[str]:
+    found = []
+    if not LEAST_BANDWIDTH <= node.bandwidth <= 1:
+        form = f"it must be at least {LEAST_BANDWIDTH:g} and at most 1"
+        found.append(f"node {node.name!r}: bandwidth is {node.bandwidth}; {form}")
+    if len(node.devices) > MOST_OF_NODE:
+        found.append(f"node {node.name!r}: it has {len(node.devices)} devices; a node has at most {MOST_OF_NODE}")
+    form = f"it must be at least 1 and at most {SLOWEST:.0f}, or null for a dead device"
+    return found + [
+        f"node {node.name!r}, device {i}: slowdown is {d.slowdown}; {form}"
+        for i, d in enumerate(node.devices)
+        if d.slowdown is not None and not 1 <= d.slowdown <= SLOWEST
+    ]
 
 
 def _alive(cluster: Cluster) -> bool:

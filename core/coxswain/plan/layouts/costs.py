@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from coxswain.config import ModelConfig
 from coxswain.cost.constants import MODELS, Constants, constants_for, device_memory
 from coxswain.cost.memory import MASTER, RESERVED, Peak, StagePlace, Workload, stage_peak, widths_of
@@ -17,7 +19,7 @@ from coxswain.errors import Refused
 from coxswain.holdings import ParameterSpec, tensor_faults
 from coxswain.models import parameter_specs
 from coxswain.plan.layouts.cluster import Cluster
-from coxswain.presets import PRESETS
+from coxswain.presets import PRESETS, TYPICAL_ROWS
 
 BF16 = 2
 _LEAST_ROWS = 64  # of a vocabulary that follows a tokenizer
@@ -38,11 +40,12 @@ def make_group(node: int, devices: Iterable[int], slowdown: float) -> Group:
 
 
 def shape_of(model: str) -> ModelConfig:
-    """A model by the names of `cox plan`. Raises Refused."""
+    """A model by the names of `cox plan`, its vocabulary that of a typical tokenizer where it has none. Raises Refused."""
     shapes = {str(name): shape for name, shape in PRESETS.items()} | MODELS
     if model not in shapes:
         raise Refused("UnknownModel", f"--model {model!r}: not known; use one of {', '.join(sorted(shapes))}")
-    return shapes[model]
+    shape = shapes[model]
+    return replace(shape, vocabulary=shape.vocabulary or TYPICAL_ROWS)
 
 
 class Costs:

@@ -98,6 +98,8 @@ def _faults(current: CurrentLayout, costs: Costs) -> list[str]:
         edges = [(0, 0), *(s.layers for s in replica.stages), (layers, layers)]
         if any(a[1] != b[0] or b[0] > b[1] for a, b in pairwise(edges)) or not replica.stages:
             found.append(f"replica {number}: its stages do not have each of the {layers} layers once, in order")
+        if replica.micro_batches < 1:
+            found.append(f"replica {number}: micro_batches is {replica.micro_batches}; it must be at least 1")
     whole = sum(r.micro_batches for r in current.replicas)
     if whole != costs.cluster.micro_batches:
         found.append(f"the replicas have {whole} micro-batches, the cluster file {costs.cluster.micro_batches}")

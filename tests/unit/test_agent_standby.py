@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import socket
 
 import pytest
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from coxswain.config import StragglerConfig
 from coxswain.errors import Refused, Stale
 from coxswain.layout import Device, Layout
 from coxswain.wire import ProbesWanted, StandbyProbes
+from coxswain_link.http_client import AsyncClient
 from coxswain_train.agent import agent as agents
 from coxswain_train.agent.standby import StandbyProber
 from tests.fake_coordinator import FakeCoordinator
@@ -145,6 +147,47 @@ async def test_a_probe_that_says_nothing_is_no_figure_and_the_next_one_follows(
         coordinator.publish(aside(1))
         await asyncio.to_thread(wait_until, lambda: len(probes(tmp_path)) >= 2)
     assert said(coordinator) == []
+
+
+class SlowToEnd:
+    """A probe that has closed its channel, and ends when it is let go."""
+
+    def __init__(self):
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel.setblocking(False)
+        theirs.close()
+        self.killed, self.gone, self.closed = asyncio.Event(), asyncio.Event(), False
+
+    async def kill(self):
+        self.killed.set()
+        await self.gone.wait()
+
+    def read_fault(self):
+        return None
+
+    async def close(self):
+        self.channel.close()
+        self.closed = True
+
+
+async def test_an_agent_that_leaves_while_a_probe_ends_waits_for_it_and_closes_what_it_leaves(coordinator):
+    """Else its channel and its files stay open for ever."""
+    probe = SlowToEnd()
+
+    async def fork(device):
+        return probe
+
+    client = AsyncClient(coordinator.url, TOKEN)
+    prober = StandbyProber(under("Migrate"), client, fork, every=0.0)
+    prober.begin(1, (0,))
+    await probe.killed.wait()
+    ending = asyncio.create_task(prober.end())
+    await asyncio.sleep(0)
+    assert not (ending.done() or probe.closed)
+    probe.gone.set()
+    await ending
+    await client.close()
+    assert probe.closed
 
 
 @pytest.mark.parametrize(

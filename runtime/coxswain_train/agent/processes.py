@@ -176,6 +176,7 @@ class ForkServer:
         fault_file = os.memfd_create("coxswain-fault")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
+        forked: asyncio.Future[tuple[int, int]] | None = None
         try:
             with theirs:
                 forked = self._request(ForkRequest(dict(environment), module), fault_file, theirs)
@@ -183,6 +184,8 @@ class ForkServer:
         except BaseException:
             ours.close()
             os.close(fault_file)
+            if forked is not None and forked.done() and not forked.cancelled() and forked.exception() is None:
+                os.close(forked.result()[1])  # the answer came as the caller was cancelled
             raise
         return WorkerHandle(device, handle, fault_file, ours, self._running[pid])
 

@@ -82,11 +82,12 @@ class StandbyProber:
         try:
             return await self._answer(process)
         finally:  # also where the agent goes on to the next world, or is ended
-            await process.kill()
-            fault = process.read_fault()
-            await process.close()
-            if fault is not None:
-                log.warning("device %d on standby is not probed: %s", device, fault.message)
+            ending = asyncio.create_task(_end(process, device))
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError:  # as the process ends: nothing else closes what it leaves
+                await asyncio.wait({ending})
+                raise
 
     async def _answer(self, process: WorkerHandle) -> float | None:
         try:
@@ -96,3 +97,11 @@ class StandbyProber:
         except (TimeoutError, OSError):
             said = b""
         return msgspec.json.decode(said, type=Probed).seconds if said else None
+
+
+async def _end(process: WorkerHandle, device: int) -> None:
+    await process.kill()
+    fault = process.read_fault()
+    await process.close()
+    if fault is not None:
+        log.warning("device %d on standby is not probed: %s", device, fault.message)

@@ -129,10 +129,18 @@ def history(folder: Path) -> list[dict[str, float]]:
     return rows
 
 
+def services() -> list[str]:
+    """Processes of Weights & Biases that this one has started."""
+    pids = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
+    names = (Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids)
+    return [name for name in names if name.startswith("wandb")]
+
+
 @pytest.mark.timeout(120)
 def test_an_offline_run_of_weights_and_biases_has_a_row_a_step(tmp_path: Path) -> None:
     job = tracked(tmp_path, TrackingConfig(wandb=WandbConfig(project="p", mode="Offline")))
     assert write(job, tmp_path / "run", LINE, replace(LINE, step=1, loss=2.0, evaluation_loss=2.25)) == []
+    assert services() == []  # one that went on would be killed with a coordinator's container, and writes the rows last
     first, second = history(tmp_path / "run")
     assert (first["step"], first["train/loss"], first["train/gradient_norm"]) == (0, 2.5, 1.5)
     assert (second["step"], second["train/loss"], second["evaluation/loss"]) == (1, 2.0, 2.25)

@@ -64,9 +64,9 @@ class Wandb:
 
     def __init__(self, config: WandbConfig, job: JobConfig, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        wandb: Any = importlib.import_module("wandb")
-        settings = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
-        self._run = wandb.init(
+        self._module: Any = importlib.import_module("wandb")
+        settings = self._module.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
+        self._run = self._module.init(
             project=config.project, entity=config.entity or None, name=job.name, id=job.uid, resume="allow",
             mode=config.mode.lower(), dir=str(folder), settings=settings,
         )  # fmt: skip
@@ -77,6 +77,7 @@ class Wandb:
 
     def close(self) -> None:
         self._run.finish()
+        self._module.teardown()  # its service writes the file behind the end of the run, and would be killed with a container
 
 
 def sinks_of(job: JobConfig, run_dir: Path | None) -> dict[str, Callable[[], Sink]]:

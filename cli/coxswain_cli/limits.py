@@ -59,20 +59,30 @@ def _reaches(limit: int, least: int) -> bool:
     return limit == resource.RLIM_INFINITY or limit >= least
 
 
+def raise_limit(
+    number: int,
+    least: int,
+    read: Callable[[int], Pair] = resource.getrlimit,
+    write: Callable[[int, Pair], None] = resource.setrlimit,
+) -> int | None:
+    """Raises a soft limit that is too low. Returns the hard one where that is too low as well, else None."""
+    soft, hard = read(number)
+    wanted = enough((soft, hard), least)
+    if wanted is None:
+        return hard
+    if wanted != soft:
+        write(number, (wanted, hard))
+    return None
+
+
 def check_limits(
     job: Manifest,
     read: Callable[[int], Pair] = resource.getrlimit,
     write: Callable[[int, Pair], None] = resource.setrlimit,
 ) -> None:
     """Raises the soft limits that are too low. Raises Refused, naming every limit that cannot be raised enough."""
-    lacking: list[str] = []
-    for need in needs(job, os.geteuid() == 0):
-        soft, hard = read(need.number)
-        wanted = enough((soft, hard), need.least)
-        if wanted is None:
-            lacking.append(_describe(need, hard))
-        elif wanted != soft:
-            write(need.number, (wanted, hard))
+    judged = [(need, raise_limit(need.number, need.least, read, write)) for need in needs(job, os.geteuid() == 0)]
+    lacking = [_describe(need, hard) for need, hard in judged if hard is not None]
     if lacking:
         raise Refused("LimitTooLow", "; ".join(lacking))
 

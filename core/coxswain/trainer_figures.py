@@ -10,13 +10,13 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from coxswain.cost.error import LEAST_SECONDS
 from coxswain.structs import prepare
 
 WINDOW_STEPS = 20
 SLOW = 1.5
 """Slowdown from which a trainer is named in words."""
 
-_LEAST = 1e-9  # seconds: less is none
 _FEWEST_STEPS = 5  # that words need: a single step may be slow by chance
 
 
@@ -86,7 +86,7 @@ def trainer_figures(steps: Sequence[StepFigures]) -> tuple[TrainerFigures, ...]:
     """The slowest trainer first. All steps have the same ranks."""
     seats = dict.fromkeys(seat for step in steps for seat in step)
     sums = {seat: RankStep(*map(sum, zip(*(step[seat] for step in steps), strict=True))) for seat in seats}
-    pace = {seat: s.compute / s.planned for seat, s in sums.items() if min(s.planned, s.compute) >= _LEAST}
+    pace = {seat: s.compute / s.planned for seat, s in sums.items() if min(s.planned, s.compute) >= LEAST_SECONDS}
     median = median_low(pace.values()) if pace else nan
     slowdowns = {seat: own / median for seat, own in pace.items()}
     found: dict[int, TrainerFigures] = {}

@@ -109,14 +109,20 @@ def moved(world: Session) -> None:
     world.directive(5)
 
 
+def at_its_end(tmp_path: Path, end: Callable[[Session], None]) -> Session:
+    """All steps before the end are closed: its save is all that is left."""
+    world = saving(tmp_path)
+    end(world)
+    world.book.open = 5
+    return world
+
+
 @pytest.mark.parametrize("end", [stopped, moved])
 def test_a_last_save_on_which_no_rank_gets_on_is_a_hang_although_all_heartbeats_come(
     tmp_path: Path, end: Callable[[Session], None]
 ) -> None:
     """Before, it was waited for without end."""
-    world = saving(tmp_path)
-    end(world)
-    world.book.open = 5
+    world = at_its_end(tmp_path, end)
     save(world, 0, 5)
     assert judged(world, 4000) == (
         SAVE + 1,
@@ -129,9 +135,7 @@ def test_a_last_save_on_which_no_rank_gets_on_is_a_hang_although_all_heartbeats_
 def test_a_last_save_that_all_ranks_have_written_waits_for_its_manifest_and_hangs_not(
     tmp_path: Path, end: Callable[[Session], None]
 ) -> None:
-    world = saving(tmp_path)
-    end(world)
-    world.book.open = 5
+    world = at_its_end(tmp_path, end)
     for rank in range(2):
         save(world, rank, 5)
     assert judged(world, 4000) is None

@@ -12,17 +12,16 @@ from typing import Annotated, Any, cast, get_args
 import msgspec
 import typer
 
-from coxswain.config import ModelConfig
 from coxswain.cost import load_constants
-from coxswain.cost.constants import MODELS, device_memory
+from coxswain.cost.constants import device_memory
 from coxswain.cost.ulysses import Attention
 from coxswain.errors import Refused
+from coxswain.plan.layouts.costs import shape_of
 from coxswain.plan.planners import BALANCES, planner
 from coxswain.plan.problem import MOST_REPLICAS, MOST_TOKENS, checked_lengths
 from coxswain.plan.strategy.choose import choose
 from coxswain.plan.strategy.sample import sampled_steps
 from coxswain.plan.strategy.values import Alternative, Machine, Strategy
-from coxswain.presets import PRESETS, TYPICAL_ROWS
 from coxswain_cli.plan.files import on_terminal, read_numbers, refusals, write_text
 from coxswain_cli.plan.policy import policy_of
 
@@ -98,7 +97,7 @@ def _machine(
         raise Refused("BadValue", f"--recompute is {recompute!r}; use None, Selective, Full or Auto")
     return Machine(
         trainers=(each,) * (devices // each) + ((rest,) if rest else ()),
-        model=_model(model),
+        model=shape_of(model),
         constants=constants,
         capacity=_least_one("capacity", capacity),
         max_degree=_least_one("max-degree", max_degree),
@@ -112,16 +111,6 @@ def _attention(name: str) -> Attention:
         if known.lower() == name.lower():
             return cast("Attention", known)
     raise Refused("BadValue", f"--attention is {name!r}; use {', '.join(get_args(Attention))}")
-
-
-def _model(name: str) -> ModelConfig:
-    """The shape that the constants are for; a vocabulary that follows a tokenizer has as many rows as a typical one."""
-    shapes = {str(preset): shape for preset, shape in PRESETS.items()} | MODELS
-    if name not in shapes:
-        known = ", ".join(sorted(shapes))
-        raise Refused("UnknownModel", f"model {name!r}: its shape is not known; use one of {known}")
-    shape = shapes[name]
-    return msgspec.structs.replace(shape, vocabulary=shape.vocabulary or TYPICAL_ROWS)
 
 
 def _whole(option: str, value: int) -> int:

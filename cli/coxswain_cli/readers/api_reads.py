@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from coxswain.errors import Refused
-from coxswain_cli.limits import enough
+from coxswain_cli.limits import raise_limit
 from coxswain_cli.readers.values import Manifest
 from coxswain_operator.kubernetes.connection import Connection
 
@@ -49,13 +49,10 @@ async def read_logs(reads: Sequence[Callable[[], Awaitable[T]]], follow: bool) -
 
 def allow_files(connections: int) -> None:
     """Raises the soft limit of open files as far as is needed."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = enough(limits, connections + _OWN_FILES)
-    if wanted is None:
+    hard = raise_limit(resource.RLIMIT_NOFILE, connections + _OWN_FILES)
+    if hard is not None:
         raise Refused(
             "LimitTooLow",
-            f"`ulimit -n` is {limits[1]} open files, and {connections} logs are followed at a time; choose one member with "
+            f"`ulimit -n` is {hard} open files, and {connections} logs are followed at a time; choose one member with "
             "--trainer, --loader or --coordinator, or leave --follow out",
         )
-    if wanted != limits[0]:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import quantiles
 
-_LEAST = 1e-9  # seconds
+LEAST_SECONDS = 1e-9
+"""Of a measured or planned time: less says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Error:
 
 def error_of(pairs: Iterable[tuple[float, float]]) -> Error:
     """Of pairs (predicted, measured); pairs with a 0, or next to it, say nothing and do not count."""
-    shares = [abs(planned / taken - 1) for planned, taken in pairs if min(abs(planned), abs(taken)) >= _LEAST]
+    shares = [abs(planned / taken - 1) for planned, taken in pairs if min(abs(planned), abs(taken)) >= LEAST_SECONDS]
     if not shares:
         return Error(0.0, 0.0, 0)
     cuts = quantiles([*shares, *shares] if len(shares) == 1 else shares, n=100, method="inclusive")

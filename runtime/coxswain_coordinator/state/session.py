@@ -90,8 +90,8 @@ class Session:
         self._probes: dict[int, frozenset[int]] = {}  # by step
 
     @property
-    def parts_written(self) -> int:
-        """Grows while any rank writes a checkpoint."""
+    def progress(self) -> int:
+        """Grows while any rank loads its state or writes a checkpoint."""
         return sum(self._progress.values())
 
     @property
@@ -113,7 +113,7 @@ class Session:
     def start_progress(self) -> int:
         """Grows while any rank gets on with its start: arrives, loads, asks for its first directive, reports."""
         asked = self._begun - self._first + 1
-        return sum(self._progress.values()) + len(self.last_heard) + asked - len(self.book.missing_ranks())
+        return self.progress + len(self.last_heard) + asked - len(self.book.missing_ranks())
 
     def hear(self, rank: int, now: float, progress: int) -> None:
         """Records a heartbeat."""

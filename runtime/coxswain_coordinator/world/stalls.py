@@ -152,6 +152,6 @@ class StallDetector:
         mark = session.book.open, started, 0 if started else session.start_progress
         if mark != self._mark:
             self._mark, self._since = mark, now
-        if session.parts_written != self._written:
-            self._written, self._wrote = session.parts_written, now
+        if session.progress != self._written:
+            self._written, self._wrote = session.progress, now
         self._looked = now

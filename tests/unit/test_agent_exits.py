@@ -74,6 +74,34 @@ async def test_a_fork_that_the_system_refuses_fails_alone_and_ends_no_worker_tha
     assert not coordinator.received["/v1/exits"]
 
 
+def pidfds():
+    """How many this process has open."""
+    return sum(
+        "pidfd" in os.readlink(path) for path in map(str, Path("/proc/self/fd").iterdir()) if os.path.lexists(path)
+    )
+
+
+async def test_a_caller_that_is_cancelled_as_the_answer_comes_leaves_no_handle_of_the_process(
+    tmp_path, coordinator, monkeypatch
+):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        await workers(tmp_path, 1, 2)
+        server, before = started.agent._fork_server, pidfds()
+        plain = server._request
+
+        def answered(*request):
+            forked = plain(*request)
+            forked.add_done_callback(lambda _: caller.cancel())  # before the caller goes on
+            return forked
+
+        monkeypatch.setattr(server, "_request", answered)
+        caller = asyncio.create_task(server.fork(1, {}))
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert pidfds() == before
+
+
 async def test_a_request_to_a_fork_server_that_has_just_ended_fails_at_once(tmp_path):
     """The process has ended, and the event loop has not run since."""
     (tmp_path / "pid").touch()

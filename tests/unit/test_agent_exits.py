@@ -76,9 +76,7 @@ async def test_a_fork_that_the_system_refuses_fails_alone_and_ends_no_worker_tha
 
 def pidfds():
     """How many this process has open."""
-    return sum(
-        "pidfd" in os.readlink(path) for path in map(str, Path("/proc/self/fd").iterdir()) if os.path.lexists(path)
-    )
+    return sum("pidfd" in str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
 
 
 async def test_a_caller_that_is_cancelled_as_the_answer_comes_leaves_no_handle_of_the_process(

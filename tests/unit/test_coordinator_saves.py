@@ -92,6 +92,22 @@ def test_a_step_that_waits_for_no_save_hangs_after_its_minute_whatever_is_writte
     assert (found[0], "has not ended for 61 s" in found[1]) == (LONGEST + 1, True)
 
 
+def test_the_clock_of_a_step_that_waited_for_a_save_runs_once_that_is_written(tmp_path: Path) -> None:
+    """Before, the world was replaced in the second in which a save of more than a minute ended."""
+    world = saving(tmp_path)
+
+    def ends(second: int) -> None:
+        if second == 300:
+            save(world, 1, 2)
+
+    found = judged(world, 1000, lambda second: second // 100, ends)
+    assert found is not None
+    assert (found[0], found[1].partition(";")[0]) == (
+        300 + LONGEST,
+        "step 4 has not ended for 61 s (limit 60 s)",
+    )
+
+
 def test_a_save_that_was_begun_without_a_directive_counts_too(tmp_path: Path) -> None:
     """Ranks save when due also without a coordinator, and the next one adopts their world."""
     world = saving(tmp_path)

@@ -94,6 +94,20 @@ def test_a_hang_with_heartbeats_is_found_by_the_duration_of_its_step(tmp_path):
     )
 
 
+def test_the_clock_of_a_step_whose_data_comes_late_runs_once_that_is_delivered(tmp_path):
+    """Before, the world was replaced in the second in which data came that had taken more than a minute."""
+    world, watch = watched(tmp_path)
+    world.begin(2)
+    world.book.open = 2
+    for second in range(1000):
+        world.last_heard = dict.fromkeys(range(2), float(second))
+        if second == 300:
+            world.book.add_delivered(DeliveredDigests(1, 2, ((0, "aa"), (1, "bb"))))
+        if found := watch.judge(world, [0.1], float(second), PLACE):
+            break
+    assert (second, found.partition(";")[0]) == (360, "step 2 has not ended for 61 s (limit 60 s)")
+
+
 @pytest.mark.parametrize(("evaluates", "found"), [(False, 61), (True, START + 61)])
 def test_a_step_with_an_evaluation_may_take_as_much_longer_as_a_first_step(tmp_path, evaluates, found):
     world, watch = watched(tmp_path)

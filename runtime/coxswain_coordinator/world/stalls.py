@@ -75,15 +75,19 @@ class OpenStep:
     evaluation: float = 0.0
     unknown: float = LONGEST
 
+    @property
+    def starved(self) -> bool:
+        """Whether ranks may wait for its data."""
+        return bool(self.late and self.undelivered)
+
 
 def stuck(step: OpenStep, durations: Sequence[float], seconds: float) -> str:
     """Describes a step that takes too long.
 
-    `seconds`: since it began or the step before was closed.
+    `seconds`: since it began, the step before was closed, or what it waited for was there.
     """
     usual = MEDIANS * sorted(durations)[len(durations) // 2] if durations else step.unknown
-    starved = bool(step.late and step.undelivered)
-    limit = max(DATA if starved else LONGEST, usual) + step.evaluation
+    limit = max(DATA if step.starved else LONGEST, usual) + step.evaluation
     if seconds <= limit:
         return ""
     missing = f"; {step.undelivered} of its sequences are not delivered" if step.undelivered else ""
@@ -111,6 +115,7 @@ class StallDetector:
         self._start = start
         self._session: Session | None = None
         self._entered = self._since = self._looked = self._wrote = 0.0
+        self._saving = self._starved = 0.0  # when the open step was last seen to wait for a save, or for its data
         self._mark: tuple[int, int, int] = (-1, -1, -1)  # changes with progress
         self._written = -1  # changes with parts of saves
 
@@ -127,6 +132,7 @@ class StallDetector:
             return self._judge_save(session, f"step {save} is not saved, and", save, now, place)
         missing = session.book.missing_ranks()
         if (save := save_before(session, missing)) is not None:
+            self._saving = now
             waits = f"step {session.book.open} waits until step {save} is saved, of which"
             return self._judge_save(session, waits, save, now, place)
         late = [named(session.world.seats[rank], place) for rank in missing]
@@ -138,7 +144,15 @@ class StallDetector:
         undelivered = session.book.missing_digests(plan) if plan else 0
         evaluation = self._start if plan and plan.evaluation else 0.0
         step = OpenStep(session.book.open, late, undelivered, evaluation, self._start)
-        return stuck(step, durations, now - self._since)
+        return stuck(step, durations, now - self._clock_began(step, now))
+
+    def _clock_began(self, step: OpenStep, now: float) -> float:
+        """When the clock of the open step began: what it has waited for a save is no time of its own, nor for its data."""
+        began = max(self._since, self._saving)
+        if step.starved:
+            self._starved = now
+            return began
+        return max(began, self._starved)
 
     def _judge_save(self, session: Session, what: str, step: int, now: float, place: Place) -> str:
         late = [named(session.world.seats[rank], place) for rank in without(session, step)]

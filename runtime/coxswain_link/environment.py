@@ -102,6 +102,15 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def no_more_files(process: str) -> str:
+    """What this process says where it may open no more files."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"{process} may open no more files (limit {limit}, `ulimit -n`): raise it for the container runtime of the node, or in "
+        "the shell of `cox run`, or lower trainers.devicesPerTrainer"
+    )
+
+
 def write_fault(path: Path | None, fault: Fault) -> None:
     """Writes the fault where the kubelet (or the agent) reads it."""
     if path is not None:

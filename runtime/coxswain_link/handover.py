@@ -16,6 +16,7 @@ import tenacity
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.structs import UNDECODABLE, prepare
+from coxswain_link.environment import no_more_files
 from coxswain_link.step_buffer import Buffer, StepArrays, unpack
 
 log = logging.getLogger(__name__)
@@ -189,7 +190,7 @@ class Handover:
             self.close()
             raise _Broken("the constructor ended")
         if flags & socket.MSG_CTRUNC:
-            raise _Broken("this worker may open no more files, so the step's data cannot be taken")
+            raise _Broken(f"the step's data cannot be taken: {no_more_files('this worker')}")
         return msgspec.json.decode(data, type=_Reply), list(fds)
 
     def _connected(self) -> socket.socket:

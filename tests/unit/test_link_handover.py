@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain_link.step_buffer import Buffer, pack
+from tests.unit.open_files import alone, files_left
 from tests.unit.test_data_handover import arrays, served
 
 
@@ -61,35 +56,8 @@ def test_the_first_2048_characters_of_an_error_of_any_length_reach_the_worker(er
     assert str(received.value).count("\x01") == 2_048 - len("first ")
 
 
-@contextmanager
-def files_left(count: int) -> Iterator[None]:
-    """This process may open so many files more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 3, hard))
-    held = []
-    try:
-        with suppress(OSError):
-            while True:
-                held.append(os.dup(2))
-        for _ in range(count):
-            os.close(held.pop())
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for descriptor in held:
-            os.close(descriptor)
-
-
-def alone(check: str) -> None:
-    """Runs a function of this file in a process of its own: threads of other tests would free descriptors meanwhile."""
-    command = [sys.executable, "-c", f"from {__name__} import {check}; {check}()"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_worker_that_comes_while_its_constructor_may_open_no_file_is_served_once_it_may():
-    alone("serves_once_it_may")
+    alone(serves_once_it_may)
 
 
 def serves_once_it_may() -> None:
@@ -110,7 +78,7 @@ def serves_once_it_may() -> None:
 
 
 def test_a_worker_that_may_open_no_file_for_its_data_says_so():
-    alone("says_that_it_may_open_none")
+    alone(says_that_it_may_open_none)
 
 
 def says_that_it_may_open_none() -> None:

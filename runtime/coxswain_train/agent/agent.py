@@ -23,7 +23,7 @@ from coxswain.exits import Exit
 from coxswain.layout import Seat
 from coxswain.live import Held
 from coxswain.wire import Fault, Finished, Register, Registered, WorkerExit, World
-from coxswain_link.environment import Environment, end_as, write_fault
+from coxswain_link.environment import Environment, allow_open_files, end_as, write_fault
 from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import MetricsRegistry, build
@@ -286,4 +286,5 @@ async def serve(env: Environment) -> int:
 
 
 def main(env: Environment) -> int:
+    allow_open_files()  # workers inherit it: each has a connection to many of its peers
     return asyncio.run(serve(env))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ from coxswain.errors import Retryable
 from coxswain.layout import Seat
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import Fault
-from coxswain_link.environment import end_with_parent
+from coxswain_link.environment import end_with_parent, no_more_files
 from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest, NotForked, Ready
 from coxswain_train.worker.assignments import Assignment, Leave, Leaving, Left
 
@@ -173,9 +174,7 @@ class ForkServer:
         """A new worker, without an assignment yet, or the work of another module. Raises Retryable when the fork server ends
         first, or may not fork."""
         await self.warm()
-        fault_file = os.memfd_create("coxswain-fault")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+        fault_file, ours, theirs = _files_of_a_worker()
         forked: asyncio.Future[tuple[int, int]] | None = None
         try:
             with theirs:
@@ -227,17 +226,28 @@ class ForkServer:
             self.known.set()
         elif isinstance(answer, Forked):
             self._running[answer.pid] = asyncio.get_running_loop().create_future()
-            request = self._requests.popleft()
-            if request.cancelled():
-                os.close(handles[0])
-            else:
-                request.set_result((answer.pid, handles[0]))
+            self._forked(answer.pid, handles)
         elif isinstance(answer, NotForked):
-            request = self._requests.popleft()
-            if not request.cancelled():
-                request.set_exception(Retryable(f"no process can be forked: {answer.why}"))
+            self._not_forked(answer.why)
         else:
             self._running.pop(answer.pid).set_result(answer.exit_code)
+
+    def _forked(self, pid: int, handles: list[int]) -> None:
+        """Answers the oldest request. The kernel drops a handle for which this process may open no file: then the caller closes
+        its end of the worker's channel, and so ends the worker."""
+        if not handles:
+            self._not_forked(no_more_files("this agent"))
+            return
+        request = self._requests.popleft()
+        if request.cancelled():
+            os.close(handles[0])
+        else:
+            request.set_result((pid, handles[0]))
+
+    def _not_forked(self, why: str) -> None:
+        request = self._requests.popleft()
+        if not request.cancelled():
+            request.set_exception(Retryable(f"no process can be forked: {why}"))
 
     def _lost(self) -> None:
         """The fork server is gone, and the kernel has killed its workers."""
@@ -252,3 +262,19 @@ class ForkServer:
             if not request.done():
                 request.set_exception(Retryable(_ENDED))
         self._running, self._requests = {}, deque()
+
+
+def _files_of_a_worker() -> tuple[int, socket.socket, socket.socket]:
+    """The fault file, and both ends of the channel. Raises Retryable where this process may open no more files."""
+    try:
+        fault_file = os.memfd_create("coxswain-fault")
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            os.close(fault_file)
+            raise
+    except OSError as error:
+        why = no_more_files("this agent") if error.errno == errno.EMFILE else str(error)
+        raise Retryable(f"no process can be forked: {why}") from error
+    ours.setblocking(False)
+    return fault_file, ours, theirs

@@ -36,7 +36,7 @@ from coxswain_coordinator.tracking.sinks import check_packages
 from coxswain_coordinator.world.formation import members_of
 from coxswain_coordinator.world.manager import WorldManager
 from coxswain_coordinator.world.presence import LEAVING_SECONDS
-from coxswain_coordinator.world.stalls import StallDetector
+from coxswain_coordinator.world.stalls import PAUSE, StallDetector
 from coxswain_link.store import Store
 
 Edits = Callable[[], MixConfig | None]
@@ -91,7 +91,7 @@ class Driver:
                 seen, self._advanced = run.notifier.count, time.monotonic()
                 if not await self._advance():
                     run.sweeps.idle()
-                    await run.notifier.wait_until(lambda: run.notifier.count > seen, _STALL_CHECK_SECONDS)  # noqa: B023  called at once
+                    await self._await_news(seen)
             finished = run.finished
         except Refused as error:
             finished = run.finish(termination.failed(run.fail(Fault(error.reason, error.message))))
@@ -107,6 +107,14 @@ class Driver:
         with suppress(Refused, Retryable, Stale):  # cleaning up cannot spoil a good end
             await self._collect_garbage(finished)
         return finished
+
+    async def _await_news(self, seen: int) -> None:
+        """Waits for the next fact, a second at most. Where it took much longer, this process was stopped, and none could come."""
+        loop, notifier = asyncio.get_running_loop(), self._state.notifier
+        began = loop.time()
+        await notifier.wait_until(lambda: notifier.count > seen, _STALL_CHECK_SECONDS)
+        if (passed := loop.time() - began) > PAUSE:
+            self._worlds.forgive(passed)
 
     async def _collect_garbage(self, finished: Finished) -> None:
         """Deletes what a crash left behind: no save is under way any more."""

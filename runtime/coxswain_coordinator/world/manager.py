@@ -151,6 +151,10 @@ class WorldManager:
             self._waits[what] = of, now
         return now - self._waits[what][1]
 
+    def forgive(self, seconds: float) -> None:
+        """Does not count a pause of this process as time in which what is awaited could come."""
+        self._waits = {what: (of, since + seconds) for what, (of, since) in self._waits.items()}
+
     def _layout(self, job: JobConfig, agents: list[Register]) -> Layout:
         """The one that was requested, if it is one of just these agents' devices; else the job's."""
         return self._requested(agents) or layout_of(job, agents)

@@ -179,7 +179,7 @@ class Driver:
         if session.moved:
             run.end_for_change(session)
             return True
-        if self._request_change(session):
+        if await self._request_change(session):
             return True
         if (step := self._complete_checkpoint(session)) is not None:
             return await self._create_manifest(session, step)
@@ -201,7 +201,7 @@ class Driver:
             return False
         return await self._worlds.form()
 
-    def _request_change(self, session: Session) -> bool:
+    async def _request_change(self, session: Session) -> bool:
         """Ends a running world at a step boundary where another layout or other trainers are wished for. What must be saved
         first, and whether the wish holds, is judged again until a rank has the directive."""
         run, world = self._state, session.world
@@ -212,7 +212,9 @@ class Driver:
         replaced = {index_of(m.name) for m in agents} - {index_of(m.name) for m in known}
         if not (why := run.changes.due(world.layout, present, replaced)):
             return session.withdraw_move()
-        fault, saves = self._worlds.judge_change(world.layout)
+        fault, saves = await self._worlds.judge_change(world.layout)
+        if session.lost or session.ending is not None:  # meanwhile
+            return True
         requested = session.request_move(f"{why}; through a checkpoint: {fault}" if fault else why, saves)
         if requested:
             run.notifier.notify(Topic.PLANS)

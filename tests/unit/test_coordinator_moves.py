@@ -15,6 +15,7 @@ from coxswain.cost.memory import RESERVED
 from coxswain.layout import Device
 from coxswain.models import parameter_specs
 from coxswain_coordinator import capacity
+from coxswain_coordinator.world import resize as sizes
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import (
     Lead,
@@ -232,3 +233,48 @@ async def test_a_new_coordinator_adopts_a_world_whose_trainer_on_standby_was_rep
         register(lead, *(replace(a, generation=1) for a in working), replace(aside, pod="demo-trainer-2-1"))
         await begun(lead, 1)
         assert lead.state.session.adopted and not lead.state.session.lost
+
+
+def asked(lead: Lead) -> list[str]:
+    """Each time that what devices would hold is counted beside the event loop."""
+    found = list[str]()
+    for name in ("change_fault", "refusal"):
+        lead.executor.before[name] = lambda name=name: found.append(name)
+    return found
+
+
+async def test_what_a_planned_change_holds_is_counted_beside_the_event_loop(tmp_path):
+    """Under Muon it takes a second for a thousand layers, in which no heartbeat was heard."""
+    async with training(make_job(tmp_path)) as lead:
+        await lead.close(0, 1)
+        found = asked(lead)
+        lead.state.resize(1)
+        await lead.until(lambda: lead.state.session.move)
+        assert found == ["change_fault"]
+        assert (await sizes.resize(lead.state, 2)).trainers == 2
+        assert found == ["change_fault", "refusal"]
+
+
+async def test_what_the_world_after_a_loss_holds_is_counted_beside_the_event_loop(tmp_path):
+    async with training(make_job(tmp_path)) as lead:
+        await lead.close(0, 1)
+        found = asked(lead)
+        lead.state.mark_world_lost("the network broke")
+        register(lead, *holds(lead, 2))
+        await begun(lead, 2)
+        assert found == ["change_fault"]
+
+
+async def test_a_stop_that_comes_while_a_change_is_judged_goes_first(tmp_path):
+    async with training(small(tmp_path, min_trainers=1)) as lead:
+        await lead.close(0, 1)
+        session = lead.state.session
+
+        def stop() -> None:
+            suspend(lead)
+            assert session.directive(2).end == "Suspended"
+
+        lead.executor.before["change_fault"] = stop
+        lead.state.resize(1)
+        await asyncio.sleep(5)
+        assert session.ending and session.move is None

@@ -75,9 +75,9 @@ async def test_a_job_that_has_ended_answers_no_number(tmp_path):
 
 async def test_a_number_that_is_taken_back_before_its_trainers_came_is_done_at_once(tmp_path):
     async with training(small(tmp_path)) as lead:
-        assert resize(lead.state, 5).message == "waiting for trainer-2, trainer-3, trainer-4 to register"
+        assert (await resize(lead.state, 5)).message == "waiting for trainer-2, trainer-3, trainer-4 to register"
         assert job_report(lead.state).size == 5
-        assert resize(lead.state, 2) == wire.SizeReply("Done", 2)
+        assert await resize(lead.state, 2) == wire.SizeReply("Done", 2)
         assert job_report(lead.state).size == 2
         assert lead.state.size == 2
 
@@ -101,20 +101,23 @@ async def test_a_number_that_is_taken_back_behind_the_directive_leaves_the_chang
     async with training(small(tmp_path, min_trainers=1)) as lead:
         await lead.close(0, 1)
         session = lead.state.session
-        resize(lead.state, 1)
+        await resize(lead.state, 1)
         await lead.until(lambda: session.move)
         assert session.directive(session.move.step).end == "Moved"
-        resize(lead.state, 2)
+        await resize(lead.state, 2)
         await asyncio.sleep(5)
         assert session.move.decided
 
 
 async def test_no_trainer_trains_in_a_world_that_is_lost_or_not_there_yet(tmp_path):
     async with leading(small(tmp_path)) as lead:
-        assert resize(lead.state, 2) == wire.SizeReply("UnderWay", 0, "waiting for trainer-0, trainer-1 to register")
+        assert await resize(lead.state, 2) == wire.SizeReply(
+            "UnderWay", 0, "waiting for trainer-0, trainer-1 to register"
+        )
     async with training(small(tmp_path)) as lead:
         lead.state.mark_world_lost("the network broke")
-        assert (resize(lead.state, 2).state, resize(lead.state, 2).trainers) == ("UnderWay", 0)
+        again = await resize(lead.state, 2)
+        assert (again.state, again.trainers) == ("UnderWay", 0)
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.5], ids=["at once", "one late"])
@@ -122,7 +125,7 @@ async def test_a_new_coordinator_that_adopts_a_world_keeps_the_size_that_the_job
     """Also where the last trainer of a job that has grown registers after as many as the job began with."""
     async with training(small(tmp_path)) as lead:
         await lead.close(0)
-        resize(lead.state, 3)
+        await resize(lead.state, 3)
         lead.state.register(agents(3)[2])
         session = lead.state.session
         await lead.until(lambda: session.move)

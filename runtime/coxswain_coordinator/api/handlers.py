@@ -218,7 +218,7 @@ class Handlers:
 
     async def size(self, _: web.Request, body: Size) -> SizeReply:
         self._check_ended()
-        return resize(self._state, body.trainers)
+        return await resize(self._state, body.trainers)
 
     async def job_report(self, request: web.Request, _: None) -> JobReport:
         """With `after` and `wait`: once the report's revision is not `after`, or the time is up."""

@@ -219,13 +219,17 @@ class WorldManager:
         for generation in generations_held(agents):
             before = await self._store_call(self._log.generation, generation)
             if before is not None and (source := source_for(layout, agents, before)) is not None:
-                if why := change_fault(self._state.sized_job, before.layout, layout):
+                if why := await self._change_fault(before.layout, layout):
                     log.warning("the state in memory is not used, but a checkpoint: %s", why)
                     return None
                 return source
         return None
 
-    def judge_change(self, current: Layout) -> tuple[str, bool]:
+    async def _change_fault(self, before: Layout, after: Layout) -> str:
+        """Counts what devices hold, which may take a second, beside the event loop."""
+        return await self._store_call(change_fault, self._state.sized_job, before, after)
+
+    async def judge_change(self, current: Layout) -> tuple[str, bool]:
         """Why the next world could not hold what it takes from memory, empty: it can; and whether the current one saves its
         state first, since memory will not have all of it."""
         run = self._state
@@ -234,7 +238,7 @@ class WorldManager:
         if after is None:
             judged = device_memory(run.job.parallelism.hardware)
             return "mode Auto chooses a layout, which may not fit beside this one" if judged else "", True
-        fault = change_fault(run.sized_job, current, after)
+        fault = await self._change_fault(current, after)
         return fault, bool(fault) or loses_state(current, after)
 
     async def _continued(self, source: LiveSource) -> Start | None:

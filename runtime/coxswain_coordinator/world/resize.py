@@ -11,10 +11,11 @@ from coxswain_coordinator.state.registry import join
 from coxswain_coordinator.world.presence import least_trainers
 
 
-def resize(state: JobState, trainers: int) -> SizeReply:
-    """Asks for this many trainers. Idempotent; the driver does the rest."""
+async def resize(state: JobState, trainers: int) -> SizeReply:
+    """Asks for this many trainers. Idempotent; the driver does the rest. What devices would hold is counted beside the loop."""
+    why = await state.store_executor(refusal, state.sized_job, state.size, trainers)
     present = here(state)
-    if why := refusal(state.sized_job, state.size, trainers):
+    if why:
         return SizeReply("Refused", len(present), why)
     state.resize(trainers)
     if present == set(range(trainers)):

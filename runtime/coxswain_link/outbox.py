@@ -51,6 +51,7 @@ class MessageLog:
         self.saved = 0  # steps below are in a checkpoint
         self.end: int | None = None  # work ends before this step, by the latest Ack
         self.heartbeat_seconds = 0.0  # that it wishes; 0: no wish
+        self.saving = 0  # changes while ranks save for an end, by the latest Ack
 
     def put(self, message: Message) -> None:
         self._kept.append(message)
@@ -72,6 +73,7 @@ class MessageLog:
         if received is None:
             return
         self.saved, self.end, self.heartbeat_seconds = received.saved, received.end, received.heartbeat_seconds
+        self.saving = received.saving
         self._forget(received.saved)
         if self._coordinator not in ("", received.coordinator):
             log.info("new coordinator: sending %d messages again", len(self._kept))
@@ -139,6 +141,11 @@ class Outbox:
     def end(self) -> int | None:
         """Work ends before this step, as the coordinator said last; None: it did not say so."""
         return self._log.end
+
+    @property
+    def saving(self) -> int:
+        """Changes while any rank writes its part of the last checkpoint, as the coordinator said last."""
+        return self._log.saving
 
     def check(self) -> None:
         """Raises the sender's error: Stale, Refused, JobEnded, or Retryable."""

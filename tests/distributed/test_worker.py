@@ -286,13 +286,17 @@ def test_a_save_that_is_under_way_keeps_no_worker_in_a_world_that_is_over(
 
 
 class Sent:
-    """An outbox that sends at once. Peers have saved when it is asked for the nth time."""
+    """An outbox that sends at once. Peers have saved when it is asked for the nth time, and have written so many parts before."""
 
-    def __init__(self, after: int) -> None:
-        self._left = after
+    def __init__(self, after: int, parts: int = 0) -> None:
+        self._left, self._parts, self.saving = after, parts, 0
+
+    def flush(self, seconds: float, saved: int = 0) -> None:
+        raise Retryable("not all is saved")
 
     def has_sent(self, seconds: float, saved: int = 0) -> bool:
         self._left -= saved > 0
+        self.saving = min(self.saving + (saved > 0), self._parts)
         return not saved or self._left < 0
 
 
@@ -313,6 +317,20 @@ def test_a_worker_that_has_saved_all_at_the_end_waits_for_its_peers_as_long_as_t
     assert at_the_end(tmp_path, 9, [False] * 9)._leave(directive_of("Completed")) == 0
     with pytest.raises(Stale, match="generation 7 is over"):
         at_the_end(tmp_path, 9, [False, True])._leave(directive_of("Completed"))
+
+
+@pytest.mark.parametrize(("parts", "looks"), [(9, 9), (4, 6), (0, 2)])
+def test_a_worker_at_a_stop_waits_for_its_peers_as_long_as_they_write_parts_of_their_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int, looks: int
+) -> None:
+    """Each look takes 20 s. Before, it left after 10 s, and where the coordinator failed behind that its part of the save was
+    lost."""
+    asked = list[None]()
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: float(20 * len(asked))))
+    one = at_the_end(tmp_path, 9, [])
+    one._outbox, one._is_aborted = Sent(9, parts), lambda: bool(asked.append(None))  # type: ignore[assignment]
+    assert one._leave(directive_of("Suspended")) == 3
+    assert len(asked) == looks
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("no room")])

@@ -104,3 +104,35 @@ async def test_a_stop_of_a_lost_world_whose_steps_are_all_saved_waits_for_nothin
         lead.state.mark_world_lost("the network broke")
         suspend(lead)
         assert ((await lead.work).message, float(looptime) - began) == ("suspended before step 3", 0)
+
+
+async def at_a_stop(lead: Lead) -> None:
+    """Rank 0 has saved its part and left; rank 1 still writes its own."""
+    await lead.close(0, 1)
+    suspend(lead)
+    assert lead.state.session.directive(2).end == "Suspended"
+    lead.save(2, 0, end="Suspended")
+    lead.leave(3, 0)
+
+
+async def test_a_rank_that_leaves_at_a_stop_before_its_peer_has_saved_costs_no_step(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await at_a_stop(lead)
+        lead.state.heartbeat(1, 1)
+        await asyncio.sleep(120)
+        lead.save(2, 1, end="Suspended")
+        lead.leave(3, 1)
+        assert (await asyncio.wait_for(lead.work, 60)).message == "suspended before step 2"
+        assert lead.state.manifest.step == 2
+
+
+async def test_ranks_at_a_stop_learn_that_their_peers_write_parts_of_its_save(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.heartbeat(1, 1, 3)
+        assert lead.state.ack().saving == 0, "no end is decided"
+        suspend(lead)
+        lead.state.session.directive(2)
+        before = lead.state.ack().saving
+        lead.state.heartbeat(1, 1, 4)
+        assert lead.state.ack().saving == before + 1

@@ -71,6 +71,7 @@ class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
     saved: int  # steps below are in a checkpoint
     heartbeat_seconds: float = 0.0  # from a message to a heartbeat; 0: as the sender likes, which is a second
     end: int | None = None  # work ends before this step, as far as it is decided; None: no end is known
+    saving: int = 0  # once the ranks save for an end: grows while any of them writes its part
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

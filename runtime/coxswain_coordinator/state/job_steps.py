@@ -54,7 +54,8 @@ class JobSteps(JobFacts):
         saved, session = self.manifest.step if self.manifest else 0, self.session
         if session is None:
             return Ack(self.instance, saved)
-        return Ack(self.instance, saved, heartbeat_seconds(len(session.world.seats)), session.known_end)
+        pause, saving = heartbeat_seconds(len(session.world.seats)), session.progress if session.ending else 0
+        return Ack(self.instance, saved, pause, session.known_end, saving)
 
     def heartbeat(self, generation: int, rank: int, progress: int = 0) -> None:
         """Records a heartbeat of a rank. Constructors send a rank below 0."""

@@ -49,7 +49,7 @@ from coxswain_train.worker.worlds import StateNotTaken, is_out_of_memory, run_wo
 
 log = logging.getLogger(__name__)
 
-_DRAIN_SECONDS = 10.0  # seconds to stay until a suspension is saved
+_DRAIN_SECONDS = 30.0  # seconds to stay at a suspension in which no peer writes a part of its save
 _LOOK_SECONDS = 0.1  # between two looks for the end of a world
 _FLUSH_SECONDS = 2.0  # to send what is unsent of a world that is left
 
@@ -287,11 +287,13 @@ class Worker:
         self._saver.check()
 
     def _await_saved(self, seconds: float, step: int = 0) -> None:
-        """Waits until all is sent, and the steps below this one are in a checkpoint. Raises as `_await_save`, Retryable at the
-        deadline."""
-        end = time.monotonic() + seconds
+        """Waits until all is sent, and the steps below this one are in a checkpoint. Raises as `_await_save`, Retryable after so
+        many seconds in which no rank has written a part of the last checkpoint."""
+        end, saving = time.monotonic() + seconds, self._outbox.saving
         while not self._outbox.has_sent(_LOOK_SECONDS, step):
             self._check_world()
+            if self._outbox.saving != saving:
+                end, saving = time.monotonic() + seconds, self._outbox.saving
             if time.monotonic() >= end:
                 self._outbox.flush(0.0, step)
 
@@ -303,8 +305,8 @@ class Worker:
         """Waits for the manifest: a new coordinator may need the reports again.
 
         All ranks agree where the data or the steps end. On a stop they may not, if the coordinator ended just then:
-        a peer that trains on alone waits for this rank to leave, so this rank leaves also without a manifest. Elsewhere the
-        coordinator decides how long a peer may save.
+        a peer that trains on alone waits for this rank to leave, so this rank leaves also without a manifest, once no peer writes
+        a part of it. Elsewhere the coordinator decides how long a peer may save.
         """
         self._await_save()
         self._await_saved(PATIENCE)

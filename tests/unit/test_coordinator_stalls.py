@@ -108,6 +108,20 @@ def test_the_clock_of_a_step_whose_data_comes_late_runs_once_that_is_delivered(t
     assert (second, found.partition(";")[0]) == (360, "step 2 has not ended for 61 s (limit 60 s)")
 
 
+def test_the_clock_of_a_step_whose_plan_comes_late_runs_once_it_has_begun(tmp_path):
+    """As behind a planner or a store that took long. Before, the world was replaced in the second in which the step began."""
+    world, watch = watched(tmp_path)
+    world.book.open = 2
+    world.book.add_delivered(DeliveredDigests(1, 2, ((0, "aa"), (1, "bb"))))
+    for second in range(1000):
+        world.last_heard = dict.fromkeys(range(2), float(second))
+        if second == 300:
+            world.begin(2)
+        if found := watch.judge(world, [0.1], float(second), PLACE):
+            break
+    assert (second, found.partition(";")[0]) == (360, "step 2 has not ended for 61 s (limit 60 s)")
+
+
 @pytest.mark.parametrize(("evaluates", "found"), [(False, 61), (True, START + 61)])
 def test_a_step_with_an_evaluation_may_take_as_much_longer_as_a_first_step(tmp_path, evaluates, found):
     world, watch = watched(tmp_path)

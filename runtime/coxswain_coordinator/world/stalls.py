@@ -115,7 +115,7 @@ class StallDetector:
         self._start = start
         self._session: Session | None = None
         self._entered = self._since = self._looked = self._wrote = 0.0
-        self._saving = self._starved = 0.0  # when the open step was last seen to wait for a save, or for its data
+        self._waited = self._starved = 0.0  # when the open step last waited for a plan or a save, and for its data
         self._mark: tuple[int, int, int] = (-1, -1, -1)  # changes with progress
         self._written = -1  # changes with parts of saves
 
@@ -132,7 +132,7 @@ class StallDetector:
             return self._judge_save(session, f"step {save} is not saved, and", save, now, place)
         missing = session.book.missing_ranks()
         if (save := save_before(session, missing)) is not None:
-            self._saving = now
+            self._waited = now
             waits = f"step {session.book.open} waits until step {save} is saved, of which"
             return self._judge_save(session, waits, save, now, place)
         late = [named(session.world.seats[rank], place) for rank in missing]
@@ -140,6 +140,7 @@ class StallDetector:
             return slow_start(late, now - self._since, self._start)
         plan = session.open_plan()
         if session.begun < session.book.open:
+            self._waited = now
             return ""
         undelivered = session.book.missing_digests(plan) if plan else 0
         evaluation = self._start if plan and plan.evaluation else 0.0
@@ -147,8 +148,8 @@ class StallDetector:
         return stuck(step, durations, now - self._clock_began(step, now))
 
     def _clock_began(self, step: OpenStep, now: float) -> float:
-        """When the clock of the open step began: what it has waited for a save is no time of its own, nor for its data."""
-        began = max(self._since, self._saving)
+        """When the clock of the open step began: what it has waited for its plan, a save or its data is no time of its own."""
+        began = max(self._since, self._waited)
         if step.starved:
             self._starved = now
             return began

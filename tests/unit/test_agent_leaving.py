@@ -155,6 +155,22 @@ async def test_only_a_worker_that_answers_from_the_world_that_it_is_to_leave_has
             assert await waiting == leaves
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_worker_that_has_answered_while_its_agent_was_stopped_is_not_taken_for_one_that_hangs(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a SIGSTOP the timer comes before the answer that waits in the socket: the worker was killed with its state."""
+    async with handled() as (worker, _, theirs):
+        worker.assign(2, world(2).seats[0])
+        waiting = asyncio.create_task(worker.wait_joined(60.0))
+        await asyncio.sleep(0.0)
+        loop = asyncio.get_running_loop()
+        plain = loop.time
+        monkeypatch.setattr(loop, "time", lambda: plain() + 90.0)
+        say(theirs, *[Assignment(2, 0)] * answers)
+        assert await waiting == answers
+
+
 async def test_a_worker_that_has_begun_in_no_world_yet_can_leave_the_one_that_it_is_sent_into():
     async with handled() as (worker, news, theirs):
         worker.assign(3, world(3).seats[0])

@@ -89,7 +89,7 @@ class WorkerHandle:
                     self.changed.clear()
                     await self.changed.wait()
         except TimeoutError:
-            return False
+            return not self.is_running or holds()  # an answer may have come as this process was stopped
         return True
 
     async def listen(self, notify: Callable[[], None]) -> None:

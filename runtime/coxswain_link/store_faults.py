@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable
 
@@ -28,6 +29,14 @@ _FOREIGN = (
     "the server answers 404 Not Found, and not as S3 does; look at endpoint.url, and at what is in front of the server"
 )
 """An ingress or a load balancer that has no way to the server now says nothing about its objects."""
+
+
+FULL = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or raise the quota",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+}
+"""The way out where a file finds no room."""
 
 
 class NotFound(Retryable):
@@ -113,8 +122,15 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
         if not credentials:
             return Denied(f"{where}: permission denied; give the user of the job the right to read and write there")
         return Denied(f"{where}: credentials{of} refused; check them, and the bucket's policy")
-    full = "; make room there" if "No space left on device" in text else ""
-    return StoreUnavailable(f"{where}: {_summary(text)}{full}")
+    if isinstance(error, OSError):
+        return StoreUnavailable(f"{where}: {of_system(error)}")
+    return StoreUnavailable(f"{where}: {_summary(text)}")
+
+
+def of_system(error: OSError) -> str:
+    """One text for one error, and the way out of a full disk: without the name of a file, which may be that of a staged one."""
+    what = error.strerror or str(error)
+    return f"{what}; {FULL[error.errno]}" if error.errno in FULL else what
 
 
 def _lasting(text: str) -> str:

@@ -1,5 +1,7 @@
 """The object store over files; the same claims on S3 are in tests/integration."""
 
+import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -81,12 +83,30 @@ def test_changed_content_has_another_etag(store):
     assert store.head("k").etag != before
 
 
-def test_a_full_disk_is_named_with_the_way_out():
-    error = GenericError(
-        "Generic LocalFileSystem error: Unable to copy: No space left on device (os error 28)\n\nDebug"
-    )
-    assert str(translated(error, "file:///runs/x", "")).startswith("file:///runs/x: Generic LocalFileSystem error")
-    assert str(translated(error, "file:///runs/x", "")).endswith("(os error 28); make room there")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (errno.ENOSPC, "No space left on device; make room there"),
+        (errno.EDQUOT, "Disk quota exceeded; make room there, or raise the quota"),
+        (errno.EFBIG, "File too large; raise the limit of a file's size (ulimit -f)"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_named_with_the_way_out_and_without_the_staged_file(code, says):
+    error = OSError(code, os.strerror(code), "/runs/x#4711")
+    found = translated(error, "file:///runs/x", "")
+    assert isinstance(found, StoreUnavailable)
+    assert str(found) == f"file:///runs/x: {says}"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_folder_that_finds_no_room_is_waited_for_and_not_refused(tmp_path, monkeypatch, code):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("coxswain_link.store.LocalStore", refuse)
+    with pytest.raises(StoreUnavailable, match="make room there"):
+        open_store(f"file://{tmp_path}/new", create=True)
 
 
 def test_an_unreachable_server_is_named_by_the_same_text_at_each_attempt():

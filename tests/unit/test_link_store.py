@@ -12,7 +12,7 @@ from obstore.exceptions import GenericError, PermissionDeniedError
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain_link.s3 import find_access, open_s3
-from coxswain_link.store import NotFound, StoreUnavailable, open_store
+from coxswain_link.store import Denied, NotFound, StoreUnavailable, open_store
 from coxswain_link.store_faults import translated
 
 
@@ -179,7 +179,7 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.body if self.command != "HEAD" else b"")
 
-    do_HEAD = do_PUT = do_GET
+    do_HEAD = do_PUT = do_POST = do_GET
 
     def log_message(self, *_: object) -> None:
         """Says nothing."""
@@ -226,6 +226,7 @@ CALLS = {
     "exists": lambda store: store.exists("key"),
     "put": lambda store: store.put("key", b"x"),
     "create": lambda store: store.create("key", b"x"),
+    "delete": lambda store: store.delete("key"),
 }
 
 
@@ -258,3 +259,34 @@ def test_a_404_of_the_server_itself_says_that_there_is_no_object(answers, behind
     assert not behind.exists("key")
     with pytest.raises(NotFound):
         behind.get("key")
+
+
+def deleted(code: str) -> bytes:
+    """What S3 answers for one of the objects that a request names."""
+    return (
+        f"<DeleteResult><Error><Key>p/key</Key><Code>{code}</Code><Message>m</Message></Error></DeleteResult>".encode()
+    )
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "ExpiredToken"])
+def test_a_deletion_that_the_keys_may_not_do_is_refused_and_is_no_store_that_is_away(answers, behind, code):
+    """A policy that lacks s3:DeleteObject: S3 answers 200, and names the code beside the key."""
+    answers.RequestHandlerClass.status, answers.RequestHandlerClass.body = 200, deleted(code)
+    with pytest.raises(
+        Denied, match=r"s3://bucket/p/key: credentials of .* refused; check them, and the bucket's policy"
+    ):
+        behind.delete("key")
+
+
+@pytest.mark.parametrize("code", ["NoSuchKey", "NoSuchVersion"])
+def test_a_server_that_finds_nothing_to_delete_has_done_what_was_asked(answers, behind, code):
+    answers.RequestHandlerClass.status, answers.RequestHandlerClass.body = 200, deleted(code)
+    behind.delete("key")
+
+
+def test_a_deletion_that_the_server_fails_to_do_is_named_by_its_code_without_the_words_of_the_server(answers, behind):
+    answers.RequestHandlerClass.status, answers.RequestHandlerClass.body = 200, deleted("OperationAborted")
+    with pytest.raises(
+        StoreUnavailable, match=r"^s3://bucket/p/key: the server does not delete it \(OperationAborted\)$"
+    ):
+        behind.delete("key")

@@ -9,6 +9,7 @@ import errno
 import os
 import secrets
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -21,6 +22,9 @@ _Folder = tuple[int, int]
 
 Chooses = Callable[[str], object]
 """Of a file: whether it is wanted, of a folder: whether it may hold one. By its key."""
+
+_WAYS = 100
+"""To one folder, each by two links or more. A dozen folders that link to each other have hundreds of millions."""
 
 _NAME, _RIGHTS = "rename it", "give the user of the job the right to"
 _LASTING = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
@@ -68,25 +72,35 @@ class Files:
         return claimed
 
     def list(self, wanted: Chooses, may_hold: Chooses = lambda folder: True) -> Listing:
-        """All files, by path. Raises Refused for a wanted one that cannot be read, and for a folder that cannot be and `may_hold`
-        a wanted one."""
+        """All files, by path. Raises Refused for a wanted one that cannot be read, and for a folder that cannot be, or that
+        too many links lead to, and `may_hold` a wanted one."""
         return sorted(self._below(wanted, may_hold))
 
     def _below(self, wanted: Chooses, may_hold: Chooses) -> Iterator[ObjectInfo]:
-        folders: list[tuple[str, tuple[_Folder, ...]]] = [
-            ("", ())
-        ]  # each with those above it; no recursion: they may be deep
+        folders: list[tuple[str, tuple[_Folder, ...], int]] = [
+            ("", (), 0)
+        ]  # each with those above it and the links on its way; no recursion: they may be deep
+        ways = Counter[_Folder]()
         while folders:
-            folder, above = folders.pop()
+            folder, above, links = folders.pop()
             here, entries = self._entries(folder, may_hold)
             if here in above:
                 continue  # a link to a folder above it: its files are listed there
+            ways[here] += links > 1
+            if ways[here] > _WAYS:
+                self._refuse_ways(folder, may_hold)
+                continue
             for entry in entries:
                 key = f"{folder}/{entry.name}" if folder else entry.name
                 if _is_folder(entry):
-                    folders.append((key, (*above, here)))
+                    folders.append((key, (*above, here), links + entry.is_symlink()))
                 elif (info := self._listed(entry, key, wanted)) is not None:
                     yield info
+
+    def _refuse_ways(self, folder: str, may_hold: Chooses) -> None:
+        if may_hold(folder):
+            why = f"is one of more than {_WAYS} ways to the same folder, each by several links"
+            raise Unreadable(_shown(self._folder / folder), why, "remove links")
 
     def _entries(self, folder: str, may_hold: Chooses) -> tuple[_Folder, Sequence[os.DirEntry[str]]]:
         """What is in a folder: nothing, where it was deleted since the one above it was read, or holds nothing wanted."""

@@ -12,7 +12,7 @@ from obstore.exceptions import GenericError, PermissionDeniedError
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain_link.s3 import find_access, open_s3
-from coxswain_link.store import Denied, NotFound, StoreUnavailable, open_store
+from coxswain_link.store import BucketNotFound, Denied, NotFound, StoreUnavailable, open_store
 from coxswain_link.store_faults import translated
 
 
@@ -290,3 +290,47 @@ def test_a_deletion_that_the_server_fails_to_do_is_named_by_its_code_without_the
         StoreUnavailable, match=r"^s3://bucket/p/key: the server does not delete it \(OperationAborted\)$"
     ):
         behind.delete("key")
+
+
+class Named(BaseHTTPRequestHandler):
+    """The proxy of a server that knows buckets by the name of the host alone, and keys by the whole path."""
+
+    def do_GET(self) -> None:
+        host, path = self.headers["Host"], self.path.removeprefix("http://bucket.s3.test")
+        found = type(self).objects.get(path) if host == "bucket.s3.test" else None
+        body = found if found is not None else b"<Error><Code>NoSuchBucket</Code></Error>"
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"tag"')
+        self.send_header("Last-Modified", "Fri, 27 Nov 2026 00:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_PUT(self) -> None:
+        host, path = self.headers["Host"], self.path.removeprefix("http://bucket.s3.test")
+        if host == "bucket.s3.test":
+            type(self).objects[path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.mark.parametrize("style", ["Virtual", "Path"])
+def test_a_server_that_knows_a_bucket_by_its_host_alone_has_objects_for_the_virtual_style(
+    tmp_path, answers, monkeypatch, style
+):
+    (tmp_path / "keys").mkdir()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        (tmp_path / "keys" / name).write_text("value")
+    answers.RequestHandlerClass = type("Named", (Named,), {"objects": {}})
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{answers.server_port}")  # resolves the name of the host
+    endpoint = EndpointConfig(url="http://s3.test", region="eu-west-1", secret="keys", addressing_style=style)
+    store = open_store("s3://bucket/p", endpoint, tmp_path, patience=0.0)
+    if style == "Path":
+        with pytest.raises(BucketNotFound):
+            store.get("a b")
+    else:
+        store.put("a b", b"content")
+        assert store.get("a b") == b"content"
+        assert list(answers.RequestHandlerClass.objects) == ["/p/a%20b"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coxswain_link.store import Store, StoreUnavailable, open_store
+from coxswain_operator.local.objects import write_atomically
 
 CONTENT = b"content"
 
@@ -82,6 +83,11 @@ def test_a_claim_that_another_process_made_is_on_disk_before_it_counts(
     (tmp_path / "a").write_bytes(CONTENT)  # its writer was killed before it could sync the folder
     assert store.create("a", CONTENT)
     assert "a" in disk.names[tmp_path]
+
+
+def test_an_object_of_the_local_cluster_has_no_name_before_its_content_is_on_disk(disk: Disk, tmp_path: Path) -> None:
+    write_atomically(tmp_path / "Pod/default/a.json", CONTENT)
+    assert disk.bytes and not disk.shown_early
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EACCES])

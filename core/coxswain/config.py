@@ -18,12 +18,14 @@ from coxswain.structs import prepare
 class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An S3 server; an empty url means the provider's own.
 
-    `secret` names a mounted Secret with AWS_* keys; empty: boto3's chain.
+    `secret` names a mounted Secret with AWS_* keys; empty: boto3's chain. `addressing_style`: `Virtual` puts the bucket before
+    the host.
     """
 
     url: str = ""
     region: str = ""
     secret: str = ""
+    addressing_style: Literal["Path", "Virtual"] = "Path"
 
 
 COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")  # usual names of an end-of-text token

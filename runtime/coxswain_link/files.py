@@ -1,14 +1,17 @@
 """The files of a folder as objects, whatever their names: obstore neither lists nor reads all of them.
 
-It writes them, beside each a staging file `NAME#1` for a moment: so it takes no file of such a name for an object.
+A write has a staging file `NAME#1`, of any number, beside it for a moment: obstore takes no file of such a name for an object.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from coxswain_link.object_info import Listing, ObjectInfo
@@ -20,8 +23,12 @@ _Folder = tuple[int, int]
 Chooses = Callable[[str], object]
 """Of a file: whether it is wanted, of a folder: whether it may hold one. By its key."""
 
+_WAYS = 100
+"""To one folder, each by two links or more. A dozen folders that link to each other have hundreds of millions."""
+
 _NAME, _RIGHTS = "rename it", "give the user of the job the right to"
 _LASTING = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_UNSYNCED = (errno.EINVAL, errno.EBADF, errno.EACCES)  # a folder that cannot be synced, or not by this user
 _REPAIRED = "lost+found"  # what a check of a file system puts there: at the root of each, and only root may list it
 
 
@@ -46,26 +53,54 @@ class Files:
             raise FileNotFoundError(key)
         return ObjectInfo(key, found.st_size, _etag(found))
 
+    def write(self, key: str, data: bytes, new: bool) -> bool:
+        """Writes a file; False, where it is to be a `new` one and one has the name. It is on disk before it has its name,
+        and the name is when this returns: a power cut leaves no empty file, which a `new` one could never replace."""
+        path = self._path(key)
+        made = _make(path.parent)
+        staged = path.with_name(f"{path.name}#{secrets.randbits(32)}")
+        try:
+            with staged.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            claimed = _publish(staged, path, new)
+        finally:
+            staged.unlink(missing_ok=True)
+        for folder in (path.parent, *made):
+            _sync_folder(folder)
+        return claimed
+
     def list(self, wanted: Chooses, may_hold: Chooses = lambda folder: True) -> Listing:
-        """All files, by path. Raises Refused for a wanted one that cannot be read, and for a folder that cannot be and `may_hold`
-        a wanted one."""
+        """All files, by path. Raises Refused for a wanted one that cannot be read, and for a folder that cannot be, or that
+        too many links lead to, and `may_hold` a wanted one."""
         return sorted(self._below(wanted, may_hold))
 
     def _below(self, wanted: Chooses, may_hold: Chooses) -> Iterator[ObjectInfo]:
-        folders: list[tuple[str, tuple[_Folder, ...]]] = [
-            ("", ())
-        ]  # each with those above it; no recursion: they may be deep
+        folders: list[tuple[str, tuple[_Folder, ...], int]] = [
+            ("", (), 0)
+        ]  # each with those above it and the links on its way; no recursion: they may be deep
+        ways = Counter[_Folder]()
         while folders:
-            folder, above = folders.pop()
+            folder, above, links = folders.pop()
             here, entries = self._entries(folder, may_hold)
             if here in above:
                 continue  # a link to a folder above it: its files are listed there
+            ways[here] += links > 1
+            if ways[here] > _WAYS:
+                self._refuse_ways(folder, may_hold)
+                continue
             for entry in entries:
                 key = f"{folder}/{entry.name}" if folder else entry.name
                 if _is_folder(entry):
-                    folders.append((key, (*above, here)))
+                    folders.append((key, (*above, here), links + entry.is_symlink()))
                 elif (info := self._listed(entry, key, wanted)) is not None:
                     yield info
+
+    def _refuse_ways(self, folder: str, may_hold: Chooses) -> None:
+        if may_hold(folder):
+            why = f"is one of more than {_WAYS} ways to the same folder, each by several links"
+            raise Unreadable(_shown(self._folder / folder), why, "remove links")
 
     def _entries(self, folder: str, may_hold: Chooses) -> tuple[_Folder, Sequence[os.DirEntry[str]]]:
         """What is in a folder: nothing, where it was deleted since the one above it was read, or holds nothing wanted."""
@@ -105,6 +140,37 @@ class Files:
         if not {"", ".", ".."}.isdisjoint(key.split("/")):
             raise FileNotFoundError(key)
         return self._folder / key
+
+
+def _make(folder: Path) -> Sequence[Path]:
+    """Makes a folder. Returns those that have a new entry."""
+    missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
+    folder.mkdir(parents=True, exist_ok=True)
+    return [each.parent for each in missing]
+
+
+def _publish(staged: Path, path: Path, new: bool) -> bool:
+    if not new:
+        staged.replace(path)
+        return True
+    try:
+        path.hardlink_to(staged)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Brings the names in a folder to disk, where its file system can."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSYNCED:
+            raise
 
 
 def _shown(path: Path) -> str:

@@ -7,7 +7,6 @@ Client side here, for threads (`Client`) and for event loops (`AsyncClient`); th
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +16,7 @@ from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.import_guard import block_imports
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER, Fault, Finished
+from coxswain_link.deadline import DeadlineBackend, ReadDeadline
 from coxswain_link.job_ended import JobEnded as JobEnded
 
 with block_imports("httpx._main"):  # its command line: rich and pygments would take longer than all the rest
@@ -49,7 +49,9 @@ class Client:
     """
 
     def __init__(self, base_url: str, token: str, deadline: float = 30.0, retry: bool = True) -> None:
+        self._reads = ReadDeadline()
         self._http = httpx.Client(**_settings(base_url, token))
+        self._http._transport._pool._network_backend = DeadlineBackend(self._reads)  # type: ignore[attr-defined]  # no argument
         self._base_url, self._deadline, self._retry = base_url, deadline, retry
 
     def get(
@@ -98,14 +100,9 @@ class Client:
             raise Retryable(f"{method} {self._base_url}{path} did not succeed within {limit:g} s: {error}") from error
 
     def _whole(self, method: str, path: str, request: dict[str, Any], seconds: float) -> httpx.Response:
-        """Raises _Again for an answer that has no end by then: httpx limits only the silence between its parts."""
-        parts, end = list[bytes](), time.monotonic() + seconds
-        with self._http.stream(method, path, **request) as response:
-            for part in response.iter_bytes():
-                parts.append(part)
-                if time.monotonic() > end:
-                    raise _Again(f"an answer that went on for more than {seconds:g} s")
-        return httpx.Response(response.status_code, content=b"".join(parts), request=response.request)
+        """Ends by then, however slowly the parts of headers and body arrive."""
+        with self._reads.within(seconds):
+            return self._http.request(method, path, **request)
 
     def close(self) -> None:
         self._http.close()

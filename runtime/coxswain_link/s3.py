@@ -12,7 +12,7 @@ from obstore.store import S3Store
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import CoxswainError
-from coxswain_link.s3_address import check_region, check_url, is_sendable
+from coxswain_link.s3_address import check_region, check_url, is_sendable, with_bucket
 from coxswain_link.store_faults import Denied, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ class Access:
 def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) -> S3Store:
     """Raises Refused for what no request can name."""
     url = _server(endpoint)
-    config: S3Config = {"region": _region(endpoint, url)}
+    virtual = endpoint.addressing_style == "Virtual"
+    config: S3Config = {"region": _region(endpoint, url), "virtual_hosted_style_request": virtual}
     if url:
-        config["endpoint"] = url
-        config["virtual_hosted_style_request"] = False
+        config["endpoint"] = with_bucket(url, bucket) if virtual else url
     client: ClientConfig = {"timeout": _WHOLE, "read_timeout": _SILENCE, "connect_timeout": "5s"}
     client["allow_http"] = url.startswith("http://")
     return S3Store(

@@ -26,6 +26,20 @@ def check_url(name: str, url: str) -> None:
         )
 
 
+def with_bucket(url: str, bucket: str) -> str:
+    """The server's address with the bucket before its host, as obstore takes it. Raises Refused where both are no name."""
+    scheme, _, rest = url.partition("://")
+    user, at, host = rest.rpartition("@")
+    found = f"{scheme}://{user}{at}{bucket}.{host}"
+    if not (_URL.fullmatch(found) and _has_host(found)):
+        raise Refused(
+            "InvalidEndpoint",
+            f"endpoint.addressingStyle 'Virtual': bucket {bucket!r} before the host of endpoint.url is no host; allowed are a "
+            "server with a name, not an address, and a bucket of letters, digits, '.' and '-'; correct them, or use Path",
+        )
+    return found
+
+
 def check_bucket(uri: str, bucket: str) -> None:
     if not _BUCKET.fullmatch(bucket):
         raise Refused(

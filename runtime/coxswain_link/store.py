@@ -5,7 +5,6 @@ What S3 may do to a call: docs/design/store.md.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from coxswain_link.s3_address import check_bucket
 from coxswain_link.store_attempt import StoreAttempt, where
 from coxswain_link.store_faults import (
     ERRORS,
+    FULL,
     BucketNotFound,
     CorruptObject,
     Denied,
@@ -35,6 +35,7 @@ from coxswain_link.store_faults import (
     ObjectChanged,
     StoreUnavailable,
     Unreadable,
+    of_system,
     translated,
 )
 
@@ -98,7 +99,7 @@ class Store:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def put(self, key: str, data: bytes) -> None:
-        self._ask(key, lambda: self._one.send(key, data, "overwrite"))
+        self._ask(key, lambda: self._one.send(key, data))
 
     def create(self, key: str, data: bytes) -> bool:
         """Claims a key: True if this call made the object, False if one exists.
@@ -226,8 +227,8 @@ def _local(uri: str, folder: Path, create: bool) -> LocalStore:
             raise NotFound(f"{uri} does not exist or is not a folder")
         return LocalStore(prefix=folder, automatic_cleanup=False, mkdir=create)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise StoreUnavailable(f"{uri}: {error.strerror}; make room there") from error
+        if error.errno in FULL:
+            raise StoreUnavailable(f"{uri}: {of_system(error)}") from error
         why = error.strerror or str(error)
         raise Denied(
             f"{uri} cannot be opened ({why}); give the user of the job the right to, or name another"

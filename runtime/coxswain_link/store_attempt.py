@@ -75,14 +75,22 @@ class StoreAttempt:
         options: Any = {"range": (start, stop)} | ({"if_match": match} if match else {})
         return self._agreed(key, lambda: self._body(key, obstore.get(self._backend, key, options=options)))
 
-    def send(self, key: str, data: bytes, mode: Any) -> None:
-        attributes = {_DIGEST: hashlib.sha256(data).hexdigest()} if self._remote else None
+    def send(self, key: str, data: bytes) -> None:
+        if self._files is not None:
+            self._files.write(key, data, new=False)
+        else:
+            self._send(key, data, "overwrite")
+
+    def _send(self, key: str, data: bytes, mode: Any) -> None:
+        attributes = {_DIGEST: hashlib.sha256(data).hexdigest()}
         obstore.put(self._backend, key, data, attributes=attributes, mode=mode, use_multipart=False)
 
     def claimed(self, key: str, data: bytes) -> bool:
         """Whether this call made the object, or one with the same content exists."""
+        if self._files is not None:
+            return self._files.write(key, data, new=True) or self._holds(key, data)
         try:
-            self.send(key, data, "create")
+            self._send(key, data, "create")
         except (AlreadyExistsError, *ERRORS) as error:
             if not isinstance(error, AlreadyExistsError) and not self._there(key):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable
 
@@ -22,12 +23,23 @@ _DENIED = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken",
 _ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 """S3's codes for a bucket of another region. obstore shows no body of a redirect."""
 
+_ABSENT = ("NoSuchKey", "NoSuchVersion")
+"""S3's codes for an object that is not there. Few servers answer a deletion so: most have then done what was asked."""
+
 _REDIRECT = "Received redirect without LOCATION"
 
 _FOREIGN = (
     "the server answers 404 Not Found, and not as S3 does; look at endpoint.url, and at what is in front of the server"
 )
 """An ingress or a load balancer that has no way to the server now says nothing about its objects."""
+
+
+FULL = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or raise the quota",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+}
+"""The way out where a file finds no room."""
 
 
 class NotFound(Retryable):
@@ -99,8 +111,10 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
         return ObjectChanged(where)
     if isinstance(error, InvalidPathError):
         return Unreadable(where, f"holds a key that cannot be read ({_named_path(text)})")
-    if isinstance(error, (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError)):
-        if credentials and "<Code>" not in text:
+    if isinstance(error, (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError)) or (
+        credentials and _has_code(text, _ABSENT)
+    ):
+        if credentials and not _codes(text):
             return StoreUnavailable(f"{where}: {_FOREIGN}")
         return NotFound(f"{where} does not exist")
     if credentials and (lasting := _lasting(text)):
@@ -108,13 +122,20 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
     denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError))
     if denied or (credentials and _has_code(text, _DENIED)):
         of = f" {credentials}" if credentials else ""
-        if "<Code>RequestTimeTooSkewed<" in text:
+        if _has_code(text, ("RequestTimeTooSkewed",)):
             return Denied(f"{where}: refused, since this machine's clock and the server's differ by too much; set it")
         if not credentials:
             return Denied(f"{where}: permission denied; give the user of the job the right to read and write there")
         return Denied(f"{where}: credentials{of} refused; check them, and the bucket's policy")
-    full = "; make room there" if "No space left on device" in text else ""
-    return StoreUnavailable(f"{where}: {_summary(text)}{full}")
+    if isinstance(error, OSError):
+        return StoreUnavailable(f"{where}: {of_system(error)}")
+    return StoreUnavailable(f"{where}: {_summary(text)}")
+
+
+def of_system(error: OSError) -> str:
+    """One text for one error, and the way out of a full disk: without the name of a file, which may be that of a staged one."""
+    what = error.strerror or str(error)
+    return f"{what}; {FULL[error.errno]}" if error.errno in FULL else what
 
 
 def _lasting(text: str) -> str:
@@ -129,7 +150,12 @@ def _lasting(text: str) -> str:
 
 
 def _has_code(text: str, codes: Iterable[str]) -> bool:
-    return any(f"<Code>{code}<" in text for code in codes)
+    return not _codes(text).isdisjoint(codes)
+
+
+def _codes(text: str) -> set[str]:
+    """S3's codes: of an answer, or of one object of those to be deleted, which obstore writes in its own words."""
+    return {code for found in re.findall(r"<Code>(\w+)<|\(code: (\w+)\)", text) for code in found if code}
 
 
 ERRORS = (BaseError, OSError)
@@ -145,4 +171,6 @@ def _summary(text: str) -> str:
     """One text for one error: without times, counts and addresses."""
     if answer := re.search(r"status code: (\d+ [^:\n]*)(?:.*?<Code>(\w+)<)?", text, re.DOTALL):
         return f"the server answers {answer[1]}" + (f" ({answer[2]})" if answer[2] else "")
+    if refused := re.search(r"DeleteObjects request failed for key .* \(code: (\w+)\)", text, re.DOTALL):
+        return f"the server does not delete it ({refused[1]})"
     return text.split("\n", 1)[0].rpartition(" - ")[2][:300]

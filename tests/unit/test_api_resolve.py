@@ -67,6 +67,15 @@ def test_a_job_says_whether_its_devices_keep_copies(copies: str, kept: bool) -> 
     assert right().copies is False
 
 
+def test_sources_and_checkpoints_name_buckets_as_their_endpoint_says() -> None:
+    endpoint = {"url": "http://s3.test", "addressingStyle": "Virtual"}
+    stored = {"spec.checkpoint.uri": "s3://runs/demo/", "spec.checkpoint.endpoint": endpoint}
+    job = right(stored, sources=[sample("DataSource", {"spec.uri": "s3://corpus/", "spec.endpoint": endpoint})])
+    styles = [each.endpoint.addressing_style for each in (job.checkpoint, *job.mix.sources)]
+    assert styles == ["Virtual"] * 2
+    assert right().checkpoint.endpoint.addressing_style == "Path"
+
+
 def test_the_resolved_job_survives_its_config_map() -> None:
     job = right()
     assert msgspec.json.decode(msgspec.json.encode(job), type=JobConfig) == job

@@ -79,6 +79,44 @@ def test_a_link_to_a_folder_above_it_adds_nothing(tmp_path: Path) -> None:
     assert listed(tmp_path) == ["a/x", "b/y", "c/y"]
 
 
+def link_densely(folder: Path, count: int) -> None:
+    """Folders that each link to each other."""
+    write(folder, *(f"{n}/x" for n in range(count)))
+    for n in range(count):
+        for other in {*range(count)} - {n}:
+            (folder / f"{n}/to-{other}").symlink_to(folder / str(other))
+
+
+def test_each_way_by_links_to_a_folder_adds_its_files(tmp_path: Path) -> None:
+    link_densely(tmp_path, 3)
+    below_first = ["0/to-1/to-2/x", "0/to-1/x", "0/to-2/to-1/x", "0/to-2/x", "0/x"]
+    assert [key for key in listed(tmp_path) if key.startswith("0/")] == below_first
+
+
+def test_a_folder_that_many_links_lead_to_is_listed_by_each(tmp_path: Path) -> None:
+    write(tmp_path, "a/x")
+    for n in range(150):
+        (tmp_path / f"copy-{n:03d}").symlink_to("a")
+    assert listed(tmp_path) == ["a/x", *(f"copy-{n:03d}/x" for n in range(150))]
+
+
+@pytest.mark.timeout(60)
+def test_folders_that_link_to_each_other_without_end_are_refused_by_name(tmp_path: Path) -> None:
+    link_densely(tmp_path, 12)
+    says = r"/to-\d+ is one of more than 100 ways to the same folder, each by several links; remove links, or narrow"
+    with pytest.raises(Refused, match=says):
+        listed(tmp_path, lambda key: key.endswith("/x"))
+
+
+@pytest.mark.timeout(60)
+def test_folders_that_link_to_each_other_and_hold_nothing_wanted_forbid_no_source(tmp_path: Path) -> None:
+    link_densely(tmp_path / "linked", 12)
+    write(tmp_path, "good")
+    store = open_store(tmp_path.as_uri())
+    found = store.corpus(lambda key: key == "good", lambda folder: not folder.startswith("linked"))
+    assert "good" in [info.path for info in found]
+
+
 def not_utf8(folder: Path) -> None:
     (Path(os.fsdecode(os.fsencode(folder) + b"/\xff.txt"))).write_text("x")
 

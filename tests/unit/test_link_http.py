@@ -1,6 +1,7 @@
 """The link's control calls, client against server, in one process."""
 
 import asyncio
+import contextlib
 
 import httpx
 import msgspec
@@ -210,6 +211,31 @@ async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(kind):
         await asyncio.wait_for(called, 60)
     await client.close() if asynchronous else client.close()
     await service.stop()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+async def test_headers_that_arrive_byte_by_byte_are_given_up_at_the_deadline(kind):
+    """Each byte comes long before the time-out of a single read, and the headers have no end."""
+
+    handlers = []
+
+    async def drip(reader, writer):
+        handlers.append(asyncio.current_task())
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+            while True:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)  # the service's own pace
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        client = kind(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "secret", deadline=0.3)
+        called = client.get("/", Registered) if kind is AsyncClient else asyncio.to_thread(client.get, "/", Registered)
+        with pytest.raises(Retryable, match=r"did not succeed within 0\.3 s"):
+            await asyncio.wait_for(called, 20)
+        await client.close() if kind is AsyncClient else client.close()
+        await asyncio.gather(*handlers)
 
 
 async def test_an_absent_service_is_retryable_once_the_deadline_is_over():

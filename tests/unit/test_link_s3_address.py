@@ -11,7 +11,7 @@ from coxswain.api.common import Endpoint
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain_link.s3 import Access, Keys, find_access
-from coxswain_link.s3_address import check_url
+from coxswain_link.s3_address import check_url, with_bucket
 from coxswain_link.store import open_store
 from coxswain_link.store_faults import Denied
 
@@ -118,3 +118,22 @@ def test_the_keys_of_a_chain_are_cleaned_too(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret\n")
     found = find_access(EndpointConfig(), None)()
     assert (found["access_key_id"], found["secret_access_key"]) == ("key", "secret")
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("http://s3.test:9000", "http://runs.s3.test:9000"),
+        ("https://user:word@s3.test/base", "https://user:word@runs.s3.test/base"),
+    ],
+)
+def test_the_virtual_style_puts_the_bucket_before_the_host(url: str, found: str) -> None:
+    assert with_bucket(url, "runs") == found
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket"), [("http://10.0.0.1:9000", "runs"), ("http://[fd00::1]", "runs"), ("http://s3.test", "a:b")]
+)
+def test_a_bucket_that_cannot_stand_before_the_host_is_refused_by_the_field(url: str, bucket: str) -> None:
+    with pytest.raises(Refused, match=r"^endpoint\.addressingStyle 'Virtual': bucket .* is no host; .* or use Path$"):
+        open_store(f"s3://{bucket}/demo", EndpointConfig(url=url, addressing_style="Virtual"))

@@ -1,5 +1,7 @@
 """The object store over files; the same claims on S3 are in tests/integration."""
 
+import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,7 +12,7 @@ from obstore.exceptions import GenericError, PermissionDeniedError
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain_link.s3 import find_access, open_s3
-from coxswain_link.store import NotFound, StoreUnavailable, open_store
+from coxswain_link.store import BucketNotFound, Denied, NotFound, StoreUnavailable, open_store
 from coxswain_link.store_faults import translated
 
 
@@ -81,12 +83,30 @@ def test_changed_content_has_another_etag(store):
     assert store.head("k").etag != before
 
 
-def test_a_full_disk_is_named_with_the_way_out():
-    error = GenericError(
-        "Generic LocalFileSystem error: Unable to copy: No space left on device (os error 28)\n\nDebug"
-    )
-    assert str(translated(error, "file:///runs/x", "")).startswith("file:///runs/x: Generic LocalFileSystem error")
-    assert str(translated(error, "file:///runs/x", "")).endswith("(os error 28); make room there")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (errno.ENOSPC, "No space left on device; make room there"),
+        (errno.EDQUOT, "Disk quota exceeded; make room there, or raise the quota"),
+        (errno.EFBIG, "File too large; raise the limit of a file's size (ulimit -f)"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_named_with_the_way_out_and_without_the_staged_file(code, says):
+    error = OSError(code, os.strerror(code), "/runs/x#4711")
+    found = translated(error, "file:///runs/x", "")
+    assert isinstance(found, StoreUnavailable)
+    assert str(found) == f"file:///runs/x: {says}"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_folder_that_finds_no_room_is_waited_for_and_not_refused(tmp_path, monkeypatch, code):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("coxswain_link.store.LocalStore", refuse)
+    with pytest.raises(StoreUnavailable, match="make room there"):
+        open_store(f"file://{tmp_path}/new", create=True)
 
 
 def test_an_unreachable_server_is_named_by_the_same_text_at_each_attempt():
@@ -159,7 +179,7 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.body if self.command != "HEAD" else b"")
 
-    do_HEAD = do_PUT = do_GET
+    do_HEAD = do_PUT = do_POST = do_GET
 
     def log_message(self, *_: object) -> None:
         """Says nothing."""
@@ -206,6 +226,7 @@ CALLS = {
     "exists": lambda store: store.exists("key"),
     "put": lambda store: store.put("key", b"x"),
     "create": lambda store: store.create("key", b"x"),
+    "delete": lambda store: store.delete("key"),
 }
 
 
@@ -238,3 +259,78 @@ def test_a_404_of_the_server_itself_says_that_there_is_no_object(answers, behind
     assert not behind.exists("key")
     with pytest.raises(NotFound):
         behind.get("key")
+
+
+def deleted(code: str) -> bytes:
+    """What S3 answers for one of the objects that a request names."""
+    return (
+        f"<DeleteResult><Error><Key>p/key</Key><Code>{code}</Code><Message>m</Message></Error></DeleteResult>".encode()
+    )
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "ExpiredToken"])
+def test_a_deletion_that_the_keys_may_not_do_is_refused_and_is_no_store_that_is_away(answers, behind, code):
+    """A policy that lacks s3:DeleteObject: S3 answers 200, and names the code beside the key."""
+    answers.RequestHandlerClass.status, answers.RequestHandlerClass.body = 200, deleted(code)
+    with pytest.raises(
+        Denied, match=r"s3://bucket/p/key: credentials of .* refused; check them, and the bucket's policy"
+    ):
+        behind.delete("key")
+
+
+@pytest.mark.parametrize("code", ["NoSuchKey", "NoSuchVersion"])
+def test_a_server_that_finds_nothing_to_delete_has_done_what_was_asked(answers, behind, code):
+    answers.RequestHandlerClass.status, answers.RequestHandlerClass.body = 200, deleted(code)
+    behind.delete("key")
+
+
+def test_a_deletion_that_the_server_fails_to_do_is_named_by_its_code_without_the_words_of_the_server(answers, behind):
+    answers.RequestHandlerClass.status, answers.RequestHandlerClass.body = 200, deleted("OperationAborted")
+    with pytest.raises(
+        StoreUnavailable, match=r"^s3://bucket/p/key: the server does not delete it \(OperationAborted\)$"
+    ):
+        behind.delete("key")
+
+
+class Named(BaseHTTPRequestHandler):
+    """The proxy of a server that knows buckets by the name of the host alone, and keys by the whole path."""
+
+    def do_GET(self) -> None:
+        host, path = self.headers["Host"], self.path.removeprefix("http://bucket.s3.test")
+        found = type(self).objects.get(path) if host == "bucket.s3.test" else None
+        body = found if found is not None else b"<Error><Code>NoSuchBucket</Code></Error>"
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"tag"')
+        self.send_header("Last-Modified", "Fri, 27 Nov 2026 00:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_PUT(self) -> None:
+        host, path = self.headers["Host"], self.path.removeprefix("http://bucket.s3.test")
+        if host == "bucket.s3.test":
+            type(self).objects[path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.mark.parametrize("style", ["Virtual", "Path"])
+def test_a_server_that_knows_a_bucket_by_its_host_alone_has_objects_for_the_virtual_style(
+    tmp_path, answers, monkeypatch, style
+):
+    (tmp_path / "keys").mkdir()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        (tmp_path / "keys" / name).write_text("value")
+    answers.RequestHandlerClass = type("Named", (Named,), {"objects": {}})
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{answers.server_port}")  # resolves the name of the host
+    endpoint = EndpointConfig(url="http://s3.test", region="eu-west-1", secret="keys", addressing_style=style)
+    store = open_store("s3://bucket/p", endpoint, tmp_path, patience=0.0)
+    if style == "Path":
+        with pytest.raises(BucketNotFound):
+            store.get("a b")
+    else:
+        store.put("a b", b"content")
+        assert store.get("a b") == b"content"
+        assert list(answers.RequestHandlerClass.objects) == ["/p/a%20b"]

@@ -13,7 +13,7 @@ from coxswain.errors import Refused
 from coxswain.ladder.lead import LONG, PLANNED
 from coxswain.ladder.speeds import bucket, speed_of
 from coxswain.layout import Device
-from coxswain.simulate.compare import optimum, report, simulate, world_of
+from coxswain.simulate.compare import NAMES, optimum, report, simulate, world_of
 from coxswain.simulate.generate import HOGS, KINDS, generate
 from coxswain.simulate.ours import Ours
 from coxswain.simulate.rivals import KINDS as KINDS_OF_RIVALS
@@ -177,6 +177,26 @@ def test_a_quiet_hour_has_as_many_steps_as_fit_and_goodput_one() -> None:
     assert outcome.goodput == pytest.approx(1, rel=1e-9)  # the step that the end cuts off counts by its part
     assert 0 < outcome.part < 1
     assert outcome.seconds_lost == {}
+
+
+@pytest.mark.parametrize(
+    ("events", "seconds"),
+    [
+        ((SICK,), SPAN),
+        ((SICK,), 130.0),
+        ((Event(100.0, "n0/1", "drift", 3.0, None),), 123.0),
+        ((Event(100.0, "n1", "lost", None, None),), 101.0),
+        ((Event(100.0, "n1", "lost", None, None),), 150.0),
+        ((Event(100.0, "n1", "lost", None, 300.0), SICK), SPAN),
+    ],
+)
+def test_the_steps_and_the_seconds_lost_of_each_policy_are_the_seconds_of_the_trace(
+    events: tuple[Event, ...], seconds: float
+) -> None:
+    """What begins before the end and would end behind it costs the seconds before it alone."""
+    for outcome in (*run(*events, seconds=seconds, rivals=NAMES).values(), still(*events, seconds=seconds)[0]):
+        useful = outcome.goodput * outcome.seconds
+        assert useful + sum(outcome.seconds_lost.values()) == pytest.approx(seconds, abs=0.1), outcome.name
 
 
 def test_a_device_that_recovers_in_the_middle_of_a_step_ends_its_part_faster() -> None:

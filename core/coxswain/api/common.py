@@ -99,6 +99,9 @@ class Endpoint(Model):
     """Address of the server, http:// or https://. Empty: the cloud provider's own."""
     region: Annotated[str, Field(max_length=63)] = ""
     """Region that requests are signed for. Empty: the provider's default."""
+    addressing_style: Literal["Path", "Virtual"] = "Path"
+    """Where requests name the bucket: in the path (http://server/bucket/key), or in the host (http://bucket.server/key), as some
+    providers demand. `url` is the server's, without the bucket."""
     secret_ref: ObjectReference | None = None
     """Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Empty: the pod's own identity (boto3's chain)."""
 

@@ -115,7 +115,9 @@ def _endpoint(endpoint: Endpoint | None) -> config.EndpointConfig:
     if endpoint is None:
         return config.EndpointConfig()
     secret = endpoint.secret_ref.name if endpoint.secret_ref else ""
-    return config.EndpointConfig(url=endpoint.url, region=endpoint.region, secret=secret)
+    return config.EndpointConfig(
+        url=endpoint.url, region=endpoint.region, secret=secret, addressing_style=endpoint.addressing_style
+    )
 
 
 def model_config(model: ModelSpec) -> config.ModelConfig:

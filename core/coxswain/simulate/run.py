@@ -62,7 +62,8 @@ class Policy(Protocol):
 
 @dataclass
 class Outcome:
-    """What a run came to. `seconds_lost`: by cause, of all devices together. `part`: of the step that the end cuts off."""
+    """What a run came to. `seconds_lost`: by cause, of all devices together; with the steps, as they would take on the whole
+    cluster, well, they are `seconds`. `part`: of the step that the end cuts off."""
 
     name: str
     seconds: float
@@ -123,8 +124,8 @@ class Run:
         self.changes += 1
 
     def wait(self, seconds: float, cause: str) -> None:
+        self.lost[cause] += min(seconds, max(0.0, self.trace.seconds - self.now))
         self.now += seconds
-        self.lost[cause] += seconds
 
     def redo(self) -> None:
         """The state goes back to the last checkpoint; the steps since then are done again."""
@@ -161,11 +162,12 @@ class Run:
     def _count(self, measured: Measured) -> None:
         left = self.trace.seconds - self.now
         self.part = left / measured.seconds if left < measured.seconds else 0.0
+        counted = self.part or 1.0
         self.now += measured.seconds
         self.steps += 1
         self.ends.append(self.now)
-        self.lost["slow or missing devices"] += measured.base - self.world.healthy.seconds
-        self.lost["drift, pauses, long sequences"] += measured.seconds - measured.base
+        self.lost["slow or missing devices"] += counted * (measured.base - self.world.healthy.seconds)
+        self.lost["drift, pauses, long sequences"] += counted * (measured.seconds - measured.base)
         if self.now - self.saved_at >= self.settings.checkpoint:
             self.saved, self.saved_at = len(self.ends), self.now
 

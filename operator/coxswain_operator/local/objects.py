@@ -187,11 +187,13 @@ def key_of(manifest: Manifest) -> Key:
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replaces a file: readers see the old or the new one, also when the writer is killed."""
+    """Replaces a file: readers see the old or the new one, also when the writer is killed or the power fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # else a power cut may leave the name with an empty file
     draft.replace(path)
 
 

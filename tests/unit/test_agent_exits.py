@@ -200,6 +200,7 @@ async def test_a_worker_has_ended_once_its_fork_server_is_ended_and_a_second_end
         await workers(tmp_path, 1, 2)
         server = started.agent._fork_server
         worker = await server.fork(1, {})
+        asyncio.get_running_loop().remove_reader(server._channel)  # as where the end of the process is known first
         for _ in range(2):
             await server.end()
             assert worker.ended.result() == -9

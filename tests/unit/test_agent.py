@@ -46,7 +46,7 @@ async def test_running_workers_join_the_new_world_and_only_the_killed_one_is_rep
 
 async def test_a_worker_that_does_not_join_the_new_world_is_killed_and_replaced_in_it(tmp_path, coordinator):
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"
-    async with Started(coordinator.url, tmp_path, program, join_timeout=0.3):
+    async with Started(coordinator.url, tmp_path, program, join_timeout=0.3) as started:
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
         os.kill(old[1]["pid"], 19)  # SIGSTOP
@@ -54,6 +54,7 @@ async def test_a_worker_that_does_not_join_the_new_world_is_killed_and_replaced_
         await workers(tmp_path, 2, 2)
         assert not any(is_alive(w["pid"]) for w in old)
         assert not coordinator.received["/v1/exits"]
+        assert b"worker_restarts_total 2.0" in started.metrics.exposition()
 
 
 async def test_running_workers_write_their_stacks_before_they_leave_a_world_that_hung(tmp_path, coordinator):
@@ -84,13 +85,18 @@ async def test_an_agent_that_is_ended_while_it_stops_a_worker_closes_what_it_has
     assert all(worker.listener.done() for worker in handles)
 
 
-async def test_workers_without_a_seat_in_the_new_world_end(tmp_path, coordinator):
-    async with Started(coordinator.url, tmp_path, FOREVER, index=1) as started:
+async def test_workers_without_a_seat_in_the_new_world_end_by_sigterm(tmp_path, coordinator):
+    note = (
+        f"signal.signal(signal.SIGTERM, lambda *_: open({str(tmp_path / 'asked')!r}, 'a').write('x') and os._exit(0))"
+    )
+    async with Started(coordinator.url, tmp_path, f"{note}\nwhile True: signal.pause()", index=1) as started:
         coordinator.publish(world(1))
         old = await workers(tmp_path, 1, 2)
         coordinator.publish(world(2, ("trainer-0",)))
         await asyncio.to_thread(wait_until, lambda: not any(is_alive(w["pid"]) for w in old))
         await asyncio.to_thread(wait_until, lambda: b"coxswain_agent_workers 0.0" in started.metrics.exposition())
+    assert (tmp_path / "asked").read_text() == "xx"
+    assert not coordinator.received["/v1/exits"]
 
 
 async def restarted(coordinator):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -100,6 +101,31 @@ async def test_a_caller_that_is_cancelled_as_the_answer_comes_leaves_no_handle_o
         assert pidfds() == before
 
 
+async def test_a_caller_that_is_cancelled_before_the_answer_leaves_no_handle_of_the_process_and_takes_no_others(
+    tmp_path, coordinator
+):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        await workers(tmp_path, 1, 2)
+        server, before = started.agent._fork_server, pidfds()
+        os.kill(server._process.pid, signal.SIGSTOP)
+        caller, next_one = (asyncio.create_task(server.fork(device, {"N": str(device)})) for device in (3, 4))
+        await asyncio.to_thread(wait_until, lambda: len(server._requests) == 2)
+        caller.cancel()
+        os.kill(server._process.pid, signal.SIGCONT)
+        worker = await asyncio.wait_for(next_one, 20)
+        assert caller.cancelled() and pidfds() == before + 1
+        worker.assign(9, world(1).seats[0])
+        [said] = await workers(tmp_path, 9, 1)
+        assert said["N"] == "4"
+        os.kill(said["pid"], 9)
+        assert (
+            await asyncio.wait_for(asyncio.shield(worker.ended), 20) == -9
+        )  # the end of this process, not of the other
+        await worker.close()
+        assert pidfds() == before
+
+
 async def test_a_request_to_a_fork_server_that_has_just_ended_fails_at_once(tmp_path):
     """The process has ended, and the event loop has not run since."""
     (tmp_path / "pid").touch()
@@ -133,6 +159,54 @@ async def test_the_end_of_a_worker_is_known_although_what_waited_for_it_was_canc
         await worker.close()
 
 
+async def test_what_is_open_of_a_worker_is_closed_although_what_closes_it_is_cancelled():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    with ours, theirs:
+        before = pidfds()
+        ended = asyncio.get_running_loop().create_future()
+        worker = WorkerHandle(0, os.pidfd_open(os.getpid()), os.memfd_create("fault"), ours, ended)
+        worker.listener = asyncio.create_task(worker.listen(lambda: None))
+        await asyncio.sleep(0)  # it reads
+        closing = asyncio.create_task(worker.close())
+        await asyncio.sleep(0)  # it waits for the listener
+        closing.cancel()
+        await asyncio.wait({closing, worker.listener})
+        assert (ours.fileno(), pidfds()) == (-1, before)
+
+
+def sockets():
+    """How many this process has open."""
+    return sum("socket" in str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+
+
+async def test_a_fork_server_whose_start_is_cancelled_or_fails_leaves_no_socket(tmp_path):
+    before = sockets()
+    server = ForkServer((str(tmp_path / "no such program"),), os.environ)
+    with pytest.raises(FileNotFoundError):
+        await server.warm()
+    assert sockets() == before
+    server = ForkServer((sys.executable, "-c", "import signal; signal.pause()"), os.environ)
+    starting = asyncio.create_task(server.warm())
+    await asyncio.sleep(0)  # the process is being started
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert starting.cancelled() and sockets() == before
+
+
+async def test_a_worker_has_ended_once_its_fork_server_is_ended_and_a_second_end_changes_nothing(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        await workers(tmp_path, 1, 2)
+        server = started.agent._fork_server
+        worker = await server.fork(1, {})
+        asyncio.get_running_loop().remove_reader(server._channel)  # as where the end of the process is known first
+        for _ in range(2):
+            await server.end()
+            assert worker.ended.result() == -9
+        await worker.close()
+
+
 async def test_an_exit_is_reported_with_the_fault_that_the_worker_wrote(tmp_path, coordinator):
     fault = '{"reason": "NaN", "message": "loss"}'
     program = f"pathlib.Path(os.environ['COXSWAIN_TERMINATION_LOG']).write_text({fault!r}); os._exit(2)"
@@ -148,9 +222,9 @@ async def test_an_exit_is_reported_with_the_fault_that_the_worker_wrote(tmp_path
 async def test_a_killed_worker_is_reported_with_its_signal(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, FOREVER):
         coordinator.publish(world(1))
-        os.kill((await workers(tmp_path, 1, 2))[0]["pid"], 9)
+        os.kill((await workers(tmp_path, 1, 2))[1]["pid"], 9)
         [exit_] = await coordinator.seen("/v1/exits")
-    assert (exit_.exit_code, exit_.fault) == (-9, None)
+    assert (exit_.rank, exit_.device, exit_.exit_code, exit_.fault) == (1, 1, -9, None)
 
 
 async def test_a_worker_that_the_kernel_kills_for_its_memory_is_reported_as_such_and_its_trainer_leaves(
@@ -194,16 +268,19 @@ async def test_a_kill_is_not_blamed_on_memory_when_the_kernel_counts_no_new_one(
     assert (exit_.exit_code, exit_.fault) == (-9, None)
 
 
-async def test_after_a_good_end_the_agent_waits_for_its_workers_and_leaves_with_the_jobs_code(tmp_path, coordinator):
+@pytest.mark.parametrize("code", [0, 3])
+async def test_after_a_good_end_the_agent_waits_for_its_workers_and_leaves_with_the_jobs_code(
+    tmp_path, coordinator, code
+):
     async with Started(
         coordinator.url, tmp_path, f"import time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.02)"
     ) as started:
         coordinator.publish(world(1))
         pids = [w["pid"] for w in await workers(tmp_path, 1, 2)]
-        coordinator.finish(3)
+        coordinator.finish(code)
         assert not (await asyncio.wait([started.running], timeout=0.3))[0]
         (tmp_path / "go").touch()
-        assert await asyncio.wait_for(started.running, 30) == 3
+        assert await asyncio.wait_for(started.running, 30) == code
         assert not any(is_alive(pid) for pid in pids)
     assert len(coordinator.received["/v1/exits"]) == 2
 

@@ -35,6 +35,35 @@ async def test_workers_leave_a_world_that_is_lost_say_what_they_hold_and_join_th
         assert [w["pid"] for w in await workers(tmp_path, 2, 2)] == [w["pid"] for w in old]
 
 
+async def test_a_worker_that_ends_after_it_has_left_a_lost_world_holds_nothing_any_more(tmp_path, coordinator):
+    mine = [{"device": 9, "generation": 1, "rank": 3, "step": 7}]
+    async with Started(coordinator.url, tmp_path, f"global HELD\nHELD = {mine}\nwhile True: take()"):
+        coordinator.publish(world(1))
+        old = await workers(tmp_path, 1, 2)
+        coordinator.lose(1)
+        await workers_out(coordinator, 1)
+        os.kill(old[0]["pid"], 9)
+        await coordinator.seen("/v1/exits")
+        coordinator.stop()
+        coordinator.received.pop("/v1/register")
+        coordinator.start()
+        again = (await coordinator.seen("/v1/register"))[0]
+        assert ([held.device for held in again.held], again.left, again.generation) == ([1], 1, 0)
+
+
+async def test_an_agent_whose_workers_have_left_waits_for_the_next_world_and_registers_no_more(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, "while True: take()"):
+        coordinator.publish(world(1))
+        await workers(tmp_path, 1, 2)
+        coordinator.lose(1)
+        await workers_out(coordinator, 1)
+        before = len(coordinator.received["/v1/register"])
+        with pytest.raises(AssertionError, match="not within"):
+            await asyncio.to_thread(
+                coordinator.wait_until, lambda: len(coordinator.received["/v1/register"]) > before + 4, 0.5
+            )
+
+
 async def test_a_worker_that_does_not_leave_a_lost_world_is_killed_and_holds_nothing(tmp_path, coordinator):
     async with Started(
         coordinator.url, tmp_path, "while True: take()", join_timeout=3.0
@@ -137,6 +166,36 @@ async def test_what_a_worker_says_of_a_former_world_does_not_take_it_out_of_the_
         say(theirs, Left(2, ()))
         assert await worker.wait_left(30)
         assert worker.left == Left(2, ()) and news
+
+
+async def test_a_worker_that_is_sent_on_has_not_left_and_not_joined_until_it_says_so_of_the_new_world():
+    seats = world(1).seats
+    async with handled() as (worker, _, theirs):
+        worker.assign(1, seats[0])
+        say(theirs, Assignment(1, 0), Leaving(1), Left(1, ()))
+        assert await worker.wait_left(30) and worker.leaving
+        worker.assign(2, seats[1])
+        assert (worker.assignment, worker.seat) == (Assignment(2, 1), seats[1])
+        assert worker.left is None and not worker.leaving
+        for stale in (Assignment(1, 0), Assignment(2, 0)):
+            say(theirs, stale)
+            assert not await worker.wait_joined(0.05)
+        say(theirs, Assignment(2, 1))
+        assert await worker.wait_joined(30)
+
+
+async def test_a_worker_that_has_ended_is_waited_for_no_more_and_an_order_to_it_is_dropped():
+    async with handled() as (worker, _, theirs):
+        worker.assign(1, world(1).seats[0])
+        joining, leaving = asyncio.create_task(worker.wait_joined(3600)), asyncio.create_task(worker.wait_left(3600))
+        await asyncio.sleep(0)  # both wait
+        worker.ended.set_result(-9)
+        async with asyncio.timeout(30):
+            assert await joining and await leaving
+        assert not worker.is_running
+        theirs.close()
+        worker.leave(1)
+        worker.signal(9)  # to no process: its number may be another's
 
 
 @pytest.mark.parametrize(("answers", "leaves"), [((Leaving(2),), True), ((Leaving(1),), False), ((), False)])

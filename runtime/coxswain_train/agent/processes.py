@@ -126,9 +126,15 @@ class WorkerHandle:
             return None
 
     async def close(self) -> None:
-        if self.listener is not None:  # it reads from the channel until it has ended
-            self.listener.cancel()
-            await asyncio.wait({self.listener})
+        """Closes what is open of it, also where the caller is cancelled meanwhile."""
+        if self.listener is None or self.listener.done():
+            self._close_files()
+            return
+        self.listener.add_done_callback(lambda _: self._close_files())  # it reads from the channel until it has ended
+        self.listener.cancel()
+        await asyncio.wait({self.listener})
+
+    def _close_files(self) -> None:
         os.close(self.handle)
         os.close(self.fault_file)
         self.channel.close()
@@ -162,10 +168,14 @@ class ForkServer:
         if self._process is not None:
             await self._process.wait()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command, env=dict(self._environment), stdin=theirs.fileno(), preexec_fn=end_with_parent
-            )
+        try:
+            with theirs:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command, env=dict(self._environment), stdin=theirs.fileno(), preexec_fn=end_with_parent
+                )
+        except BaseException:
+            ours.close()
+            raise
         ours.setblocking(False)
         self._channel = ours
         asyncio.get_running_loop().add_reader(ours, self._listen)

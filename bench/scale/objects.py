@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import aiohttp
@@ -16,6 +16,10 @@ from bench.scale.watching import Pods
 
 MERGE = "application/merge-patch+json"
 CLEARED = 300.0  # seconds in which a namespace has to become empty
+
+
+class ServerTimeout(RuntimeError):
+    """The server has not done all that a request asks for in its time; it may have done a part."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Scene:
         data = None if body is None else msgspec.json.encode(body)
         async with self.http.request(method, path, data=data, headers={"Content-Type": kind}) as answer:
             if answer.status >= 300:
-                raise RuntimeError(f"{method} {path}: {await answer.text()}")
+                fault = ServerTimeout if answer.status == 504 else RuntimeError
+                raise fault(f"{method} {path}: {await answer.text()}")
             found: Manifest = msgspec.json.decode(await answer.read())
             return found
 
@@ -63,7 +68,8 @@ class Scene:
             api_version, _, plural = owner.rpartition("/")
             await self.call("DELETE", self.path(api_version, plural))
         while seen.alive:
-            await self.call("DELETE", self.path("v1", "pods") + "?gracePeriodSeconds=0")
+            with suppress(ServerTimeout):  # thousands of pods on a busy server: what is left is deleted next
+                await self.call("DELETE", self.path("v1", "pods") + "?gracePeriodSeconds=0")
             await asyncio.wait({asyncio.create_task(seen.until(lambda: not seen.alive, CLEARED))}, timeout=5)
 
 

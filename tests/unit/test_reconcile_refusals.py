@@ -10,6 +10,7 @@ import pytest
 from coxswain.errors import Refused, Retryable
 from coxswain_operator.cluster import AlreadyExists, Denied
 from coxswain_operator.controller import Controller
+from coxswain_operator.reconcile.child_diff import BUDGET_SECONDS
 from coxswain_operator.reconcile.force_delete import MARGIN_SECONDS
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.refusals import fault_of
@@ -133,6 +134,8 @@ async def test_a_running_job_goes_on_without_the_disruption_budget_that_no_clust
     world.run_all()
     refusing(world, Refused("Invalid", "no such field"), what="demo")
     await passes(world, controller=operator)
+    world.tick(BUDGET_SECONDS)
+    await passes(world, controller=operator)
     assert world.state != "Failed" and "no such field" in message(world)
 
 
@@ -200,7 +203,9 @@ async def test_pods_are_replaced_while_the_disruption_budget_is_refused() -> Non
 
     world.before_call = refuse
     await passes(world, controller=operator)
-    assert ("PodDisruptionBudget", "demo") not in world.objects
+    world.tick(BUDGET_SECONDS)
+    await passes(world, controller=operator)
+    assert ("PodDisruptionBudget", "demo") not in world.objects and "exceeded quota" in message(world)
     world.end(world.pod("trainer-1"), 1)
     await passes(world, 2, operator)
     assert "demo-trainer-1-1" in world.created

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,11 @@ from coxswain_operator.reconcile.actions import Create, Delete
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.pinned import Start
 from coxswain_operator.reconcile.status import JobStatus
+from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import ChildView
+
+BUDGET = "PodDisruptionBudget"
+BUDGET_SECONDS = 30.0  # from the last pod's readiness to the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,7 @@ class ChildDiff:
 def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     """Deletes what has changed; the next pass creates it. An attempt's record never changes.
 
-    A PodDisruptionBudget is made once the whole gang is there, and goes with the attempt: before, there is nothing to
-    protect, and its status would be written again for every pod that comes or goes.
+    The PodDisruptionBudget is made once the whole gang has been there for a while, and goes with the attempt.
     """
     job, pin, group = ctx.observed.job, start.pinned.hash, incarnations.numbers(status).default.number
     settings = start.settings_of_children(ctx.settings)
@@ -39,14 +43,32 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
     judged = [c for c in ctx.observed.children if not _is_kept(ctx, c, recorded)]
     stale = [c for c in judged if c.content != contents.get((c.kind, c.name), c.content)]
-    due = (m for m in wanted if ctx.all_serving or m["kind"] != "PodDisruptionBudget")
+    due = (m for m in wanted if m["kind"] != BUDGET or budget_due(ctx) <= ctx.now)
     missing = [m for m in due if (m["kind"], m["metadata"]["name"]) not in present]
     missing += () if recorded else (start.record(job),)
     former = (c for c in ctx.observed.children if _is_group(ctx, c) and c.name != pod_group(job, group))
-    needed = any(c.kind != "PodDisruptionBudget" for c in stale)  # which no pod mounts
+    needed = any(c.kind != BUDGET for c in stale)  # which no pod mounts
     gone = (*stale, *former, *_of_earlier_starts(ctx, (config_map_name(job, pin), record_name(job, pin))))
     deletes = tuple(Delete(c.kind, c.name, c.uid) for c in gone if not c.deleting)
     return ChildDiff(deletes, tuple(Create(m) for m in missing), needed)
+
+
+def budget_due(ctx: Context) -> float:
+    """When the budget may be made; infinity while the gang is not whole, as there is nothing to protect.
+
+    Its status is written again for every pod that comes or goes, and at each change of any pod the controller-manager looks
+    through all budgets of the namespace: of many jobs that start together none has one before most of them run.
+    """
+    if not ctx.all_serving:
+        return math.inf
+    ready = ctx.status.condition("PodsReady")
+    whole = ready is not None and ready.status == "True"
+    return (seconds(ready.last_transition_time) if ready and whole else ctx.now) + BUDGET_SECONDS
+
+
+def requeue_times(ctx: Context) -> Iterator[float]:
+    if not any(c.kind == BUDGET for c in ctx.observed.children):
+        yield budget_due(ctx)
 
 
 def _is_kept(ctx: Context, child: ChildView, recorded: bool) -> bool:

@@ -184,6 +184,6 @@ def _requeue_times(ctx: Context, turn: partial.Turn) -> Iterator[float]:
     yield from (incarnations.starts_at(entry) for entry in turn.status.incarnations)
     yield from pending.requeue_times(ctx.pods.values())
     yield from deadlines.starts(ctx)
-    for policy in half_placed, force_delete, resize, live_size, quarantine, node_request:
+    for policy in child_diff, half_placed, force_delete, resize, live_size, quarantine, node_request:
         yield from policy.requeue_times(ctx)
     yield from partial.requeue_times(ctx, turn)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from coxswain_link.environment import no_more_files
 from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest, NotForked, Ready
 from tests.unit.agent_fakes import is_alive, wait_until
 
@@ -149,7 +150,7 @@ def test_a_fork_server_that_may_not_watch_its_fork_ends_it_and_keeps_nothing_of_
     with started(tmp_path, refuses) as server:
         for _ in range(2):
             server.request()
-            assert server.hear() == NotForked("[Errno 24] Too many open files")
+            assert server.hear() == NotForked(no_more_files("the fork server"))
             assert server.children() == []
         wait_until(lambda: server.open_files() == OPEN)
 

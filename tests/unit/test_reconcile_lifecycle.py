@@ -82,58 +82,61 @@ async def test_a_coordinator_that_has_left_is_judged_by_its_last_report_and_not_
     assert read_status({"status": write.status}).state == "Completed"
 
 
-async def protected(**spec: object) -> FakeCluster:
-    """A job that has trained for so long that it has its disruption budget."""
-    world = await running(**spec)
-    world.tick(BUDGET_SECONDS)
-    await passes(world)
-    return world
+def budgets(world: FakeCluster) -> list[Manifest]:
+    return [o for (kind, _), o in world.objects.items() if kind == "PodDisruptionBudget"]
 
 
-async def test_a_gang_is_protected_from_drains_once_it_has_been_whole_for_half_a_minute() -> None:
+async def test_a_gang_is_protected_from_drains_once_it_is_whole_and_trains() -> None:
     world = with_job()
     await passes(world)
-    world.run(world.pod("coordinator"))
+    world.run(world.pod("coordinator") or {})
+    world.report_now = report("Running", 1)
     world.tick(2 * BUDGET_SECONDS)
     await passes(world)
     assert not budgets(world)
     world.run_all()
-    await passes(world, 1)
-    since = world.now - 1
-    world.tick(BUDGET_SECONDS - 2)
-    await passes(world, 1)
-    assert world.now == since + BUDGET_SECONDS and not budgets(world)
-    await passes(world, 1)
+    await passes(world)
     budget = world.objects["PodDisruptionBudget", "demo"]["spec"]
     assert budget["minAvailable"] == 3
     assert all(budget["selector"]["matchLabels"].items() <= p["metadata"]["labels"].items() for p in world.pods())
 
 
-async def test_a_gang_that_is_whole_again_waits_for_its_protection_from_then_on() -> None:
-    world = await running()
-    world.vanish(world.pod("trainer-0"))
-    world.tick(BUDGET_SECONDS)
+async def whole() -> FakeCluster:
+    """A gang whose pods are all ready and do not train yet."""
+    world = with_job()
     await passes(world)
     world.run_all()
-    await passes(world)
-    assert not budgets(world)
-    world.tick(BUDGET_SECONDS)
-    await passes(world)
+    await passes(world, 1)
+    return world
+
+
+async def test_a_gang_that_does_not_train_yet_is_protected_when_it_has_been_whole_for_half_a_minute() -> None:
+    world = await whole()
+    world.tick(BUDGET_SECONDS - 2)
+    controller = Controller(world, world, world.clock, keys=KEYS)
+    decision = await controller.pass_once(NAMESPACE, "demo")
+    due = world.now + 1
+    assert decision and due in [a.time for a in decision.of(RequeueAt)] and not budgets(world)
+    world.now = due
+    await passes(world, 1)
     assert budgets(world)
 
 
-async def test_a_job_without_protection_is_looked_at_when_it_is_due() -> None:
-    world = await running()
-    decision = await Controller(world, world, world.clock).pass_once(NAMESPACE, "demo")
-    assert decision and [a.time for a in decision.of(RequeueAt)] == [1004.0 + BUDGET_SECONDS]
-
-
-def budgets(world: FakeCluster) -> list[Manifest]:
-    return [o for (kind, _), o in world.objects.items() if kind == "PodDisruptionBudget"]
+async def test_a_gang_that_was_not_whole_meanwhile_waits_for_its_protection_from_then_on() -> None:
+    world = await whole()
+    world.vanish(world.pod("trainer-0") or {})
+    await passes(world)
+    world.run_all()
+    world.tick(BUDGET_SECONDS)
+    await passes(world, 1)
+    assert not budgets(world)
+    world.tick(BUDGET_SECONDS)
+    await passes(world, 1)
+    assert budgets(world)
 
 
 async def test_the_protection_stays_while_one_pod_is_replaced_and_goes_with_the_attempt() -> None:
-    world = await protected(failurePolicy={"rules": [RESTART_JOB]})
+    world = await running(failurePolicy={"rules": [RESTART_JOB]})
     uid = world.objects["PodDisruptionBudget", "demo"]["metadata"]["uid"]
     world.vanish(world.pod("trainer-0") or {})
     await passes(world)
@@ -141,10 +144,8 @@ async def test_the_protection_stays_while_one_pod_is_replaced_and_goes_with_the_
     world.run_all()
     world.end(world.pod("trainer-1") or {}, 7)
     await passes(world)
-    assert not budgets(world)
+    assert ("PodDisruptionBudget", "demo") not in world.objects
     world.run_all()
-    await passes(world)
-    world.tick(BUDGET_SECONDS)
     await passes(world)
     assert (
         world.objects["PodDisruptionBudget", "demo"]["spec"]["selector"]["matchLabels"]["coxswain.dev/attempt"] == "1"
@@ -213,7 +214,7 @@ async def test_all_conditions_are_set_from_the_first_pass_on() -> None:
 
 
 async def test_a_pass_without_changes_does_nothing() -> None:
-    world = await protected()
+    world = await running()
     decision = await Controller(world, world, world.clock).pass_once(NAMESPACE, "demo")
     assert decision is not None and decision.actions == ()
 

@@ -14,7 +14,6 @@ from coxswain.wire import SizeReply
 from coxswain_operator.children.configuration import JOB
 from coxswain_operator.reconcile import live_size
 from coxswain_operator.reconcile.actions import RequeueAt, Sizing, WriteStatus
-from coxswain_operator.reconcile.child_diff import BUDGET_SECONDS
 from coxswain_operator.reconcile.member_failures import MISSED_SECONDS
 from coxswain_operator.views import Event, Manifest
 from tests.unit.fake_cluster import FakeCluster, live, member_of, report, training_job, with_job
@@ -289,8 +288,6 @@ async def test_the_budget_of_disruptions_follows_the_number_of_trainers() -> Non
     scale(cluster, 3)
     await passes(cluster, 2)
     cluster.run_all()
-    await passes(cluster)
-    cluster.tick(BUDGET_SECONDS)
     await passes(cluster)
     assert cluster.objects["PodDisruptionBudget", "demo"]["spec"]["minAvailable"] == 4
 

@@ -10,12 +10,11 @@ import pytest
 from coxswain.errors import Refused, Retryable
 from coxswain_operator.cluster import AlreadyExists, Denied
 from coxswain_operator.controller import Controller
-from coxswain_operator.reconcile.child_diff import BUDGET_SECONDS
 from coxswain_operator.reconcile.force_delete import MARGIN_SECONDS
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.refusals import fault_of
 from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job, with_job
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, training_job, with_job
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB, running
 
 DENIALS = {
@@ -132,9 +131,8 @@ async def test_a_running_job_goes_on_without_the_disruption_budget_that_no_clust
     world = with_job()
     operator = await passes(world)
     world.run_all()
+    world.report_now = report("Running", 1)
     refusing(world, Refused("Invalid", "no such field"), what="demo")
-    await passes(world, controller=operator)
-    world.tick(BUDGET_SECONDS)
     await passes(world, controller=operator)
     assert world.state != "Failed" and "no such field" in message(world)
 
@@ -202,8 +200,7 @@ async def test_pods_are_replaced_while_the_disruption_budget_is_refused() -> Non
             raise Denied("Forbidden", "exceeded quota: objects")
 
     world.before_call = refuse
-    await passes(world, controller=operator)
-    world.tick(BUDGET_SECONDS)
+    world.report_now = report("Running", 1)
     await passes(world, controller=operator)
     assert ("PodDisruptionBudget", "demo") not in world.objects and "exceeded quota" in message(world)
     world.end(world.pod("trainer-1"), 1)

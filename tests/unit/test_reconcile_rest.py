@@ -9,7 +9,7 @@ import pytest
 from coxswain_operator.controller import RESYNC_SECONDS, Controller
 from coxswain_operator.reconcile.partial import LONGEST_LOOK_SECONDS, LOOK_SECONDS
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, report_text
-from tests.unit.test_reconcile_lifecycle import KEYS, RESTART_JOB, passes, protected, running
+from tests.unit.test_reconcile_lifecycle import KEYS, RESTART_JOB, passes, running
 from tests.unit.test_reconcile_partial import waiting
 
 Scene = Callable[[], Awaitable[FakeCluster]]
@@ -97,7 +97,7 @@ async def suspended() -> FakeCluster:
 @pytest.mark.parametrize(
     ("scene", "least", "most"),
     [
-        (protected, POLL, POLL), (suspended, POLL, POLL), (ended, RESYNC_SECONDS, RESYNC_SECONDS),
+        (running, POLL, POLL), (suspended, POLL, POLL), (ended, RESYNC_SECONDS, RESYNC_SECONDS),
         (expired, RESYNC_SECONDS, RESYNC_SECONDS), (in_its_queue, LOOK_SECONDS, LOOK_SECONDS), (backed_off, 5.0, 30.0),
         (delayed, 5.0, 8.0), (kept_by_a_finalizer, 10.0, 10.0),
     ],

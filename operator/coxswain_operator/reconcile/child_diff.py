@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from coxswain_operator.children import CONTENT, children, gangs
 from coxswain_operator.children.configuration import config_map_name, record_name
 from coxswain_operator.children.scheduling import pod_group
-from coxswain_operator.reconcile import incarnations
+from coxswain_operator.reconcile import incarnations, resize
 from coxswain_operator.reconcile.actions import Create, Delete
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.pinned import Start
@@ -18,7 +18,7 @@ from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import ChildView
 
 BUDGET = "PodDisruptionBudget"
-BUDGET_SECONDS = 30.0  # from the last pod's readiness to the budget
+BUDGET_SECONDS = 30.0  # from the last pod's readiness to the budget of a job that does not train yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ChildDiff:
 def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     """Deletes what has changed; the next pass creates it. An attempt's record never changes.
 
-    The PodDisruptionBudget is made once the whole gang has been there for a while, and goes with the attempt.
+    The PodDisruptionBudget is made once the whole gang trains or has been there for a while, and goes with the attempt.
     """
     job, pin, group = ctx.observed.job, start.pinned.hash, incarnations.numbers(status).default.number
     settings = start.settings_of_children(ctx.settings)
@@ -61,6 +61,8 @@ def budget_due(ctx: Context) -> float:
     """
     if not ctx.all_serving:
         return math.inf
+    if resize.trains(ctx):
+        return ctx.now
     ready = ctx.status.condition("PodsReady")
     whole = ready is not None and ready.status == "True"
     return (seconds(ready.last_transition_time) if ready and whole else ctx.now) + BUDGET_SECONDS

@@ -128,6 +128,18 @@ async def test_a_job_without_protection_is_looked_at_when_it_is_due() -> None:
     assert decision and [a.time for a in decision.of(RequeueAt)] == [1004.0 + BUDGET_SECONDS]
 
 
+async def test_a_job_that_kept_its_protection_is_not_looked_at_for_it_when_it_is_whole_again() -> None:
+    world = await protected()
+    world.vanish(world.pod("trainer-0"))
+    await passes(world)
+    world.run_all()
+    await passes(world)
+    assert budgets(world)
+    decision = await Controller(world, world, world.clock).pass_once(NAMESPACE, "demo")
+    due = seconds(world.condition("PodsReady")["lastTransitionTime"]) + BUDGET_SECONDS
+    assert decision and due > world.now and due not in [a.time for a in decision.of(RequeueAt)]
+
+
 def budgets(world: FakeCluster) -> list[Manifest]:
     return [o for (kind, _), o in world.objects.items() if kind == "PodDisruptionBudget"]
 

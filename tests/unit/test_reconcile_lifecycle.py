@@ -14,7 +14,7 @@ from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
 from coxswain_operator.reconcile.child_diff import BUDGET_SECONDS
 from coxswain_operator.reconcile.status import read_status
-from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.single_job import run_job
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import (

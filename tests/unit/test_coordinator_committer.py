@@ -315,6 +315,10 @@ def test_a_step_of_ends_alone_behind_the_last_one_leaves_its_evaluation(tmp_path
         found.append(c.commit(found[-1].cursors[found[-1].next], 1000))
     plans = [plan for each in found for plan in each.plans]
     assert (len(plans), [p.step for p in plans if p.evaluation]) == (found[-1].end, [found[-1].end - 1])
+    last = plans[-1].step
+    cursor = next(each.cursors[last] for each in found if last in each.cursors)
+    [again] = dataclasses.replace(committer(job, 2), stream=c.stream).commit(cursor, 1000).plans
+    assert again.evaluation, "the mix that an edit gives more passes was another one when the step was recorded"
 
 
 def test_a_segment_that_is_too_large_for_an_object_is_recorded_in_parts_and_read_from_them(tmp_path):

@@ -12,7 +12,7 @@ from coxswain import wire
 from coxswain.layout import Device, uniform_layout
 from coxswain.live import Held, Holder
 from coxswain.planlog import Generation
-from coxswain_coordinator.world.living import standings
+from coxswain_coordinator.world.living import generations_held, standings
 from tests.unit.coordinator_fakes import make_job, report_of
 from tests.unit.coordinator_lead import Lead, begun, holds, led_again, lose, register, served_of, small, training
 from tests.unit.coordinator_samples import agents
@@ -299,3 +299,10 @@ async def test_a_checkpoint_that_is_newer_than_what_workers_hold_is_used_at_once
         await begun(lead, 2)
         assert (lead.state.session.world.live, lead.state.session.book.open) == (UNSET, 3)
         assert looptime < 1
+
+
+def test_what_was_cut_for_the_newest_generation_is_looked_for_first():
+    """A worker that missed a change may hold an older one, of an earlier step."""
+    first, second = agents(2)
+    both = replace(first, held=(Held(0, 3, 0, 8), Held(0, 12, 0, 9)))
+    assert generations_held([second, replace(second, held=(Held(0, 4, 1, 8),)), both]) == [12, 4, 3]

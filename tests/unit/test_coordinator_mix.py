@@ -133,6 +133,15 @@ def test_phases_that_have_begun_may_be_taken_away(tmp_path):
     assert sources_of(run, range(16, 32)) == {"code", "docs"}
 
 
+def test_another_weight_of_a_phase_is_an_edit_although_there_are_as_many_phases(tmp_path):
+    run = Run(tmp_path)
+    run.edit(edited(run.job, 700, 300, (PhaseConfig(from_step=0, weights={"docs": 1}),)))
+    run.reach(8)
+    assert run.edit(edited(run.job, 700, 300, (PhaseConfig(from_step=0, weights={"code": 1}),)))
+    run.reach(16)
+    assert (sources_of(run, range(8)), sources_of(run, range(8, 16))) == ({"docs"}, {"code"})
+
+
 def test_a_source_that_had_left_comes_back_with_more_passes(tmp_path):
     run = Run(tmp_path)
     once = replace(edited(run.job, 9, 1).mix, sources=(make_source("code", 9, 1), make_source("docs", 1)))

@@ -72,6 +72,24 @@ def test_pieces_of_a_long_document_that_is_evaluated_begin_at_its_first_token_an
     assert pieces == [(at, min(at + 25, length)) for at in range(0, length, 25)]
 
 
+@pytest.mark.parametrize("tokens", [1, 41, 100])
+def test_the_place_of_a_source_in_the_mix_does_not_change_what_is_held_out(tokens):
+    code, docs = random_view("code", 3), random_view("docs", 3)
+    one, other = (stream(views, [1, 1], held_out=tokens).held_out for views in ([code, docs], [docs, code]))
+    assert one == other
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(200, True), (201, False)])
+def test_half_of_a_sources_documents_may_be_held_out_however_many_pieces_they_are_split_into(tokens, fits):
+    views = [view("code", [[100, 100], [100, 100]])]
+    if fits:
+        found = stream(views, [1], longest=25, held_out=tokens).held_out
+        assert (len(found.sequences), len(found.indices["code"])) == (8, 2)
+        return
+    with pytest.raises(Refused, match="half of the 4 documents of source 'code' lack 1 tokens"):
+        stream(views, [1], longest=25, held_out=tokens)
+
+
 def test_the_held_out_documents_are_the_first_of_a_pass_of_their_own():
     blocks = [[5, 9, 4], [8, 7], [6, 6, 6]] * 5
     found = stream([view("code", blocks)], [1], held_out=40).held_out.sequences

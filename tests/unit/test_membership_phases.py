@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coxswain.config import PhaseConfig
 from coxswain.errors import Refused
@@ -39,6 +40,26 @@ def test_a_phase_by_tokens_begins_with_the_first_step_behind_them():
     later = PhaseConfig(from_tokens=250, weights={"code": 1})
     s = stream([view("code", [[10] * 50]), view("docs", [[10] * 50])], [0, 1], tokens=100, phases=(later,))
     assert [m.sequences[0].source for m in steps(s, 5)] == ["docs", "docs", "docs", "code", "code"]
+
+
+@pytest.mark.parametrize(("tokens", "first"), [(199, 2), (200, 2), (201, 3)])
+def test_a_step_before_which_exactly_the_tokens_of_a_phase_were_drawn_is_its_first(tokens, first):
+    later = PhaseConfig(from_tokens=tokens, weights={"code": 1})
+    s = stream([view("code", [[10] * 50]), view("docs", [[10] * 50])], [0, 1], tokens=100, phases=(later,))
+    assert [m.sequences[0].source for m in steps(s, 4)] == ["docs"] * first + ["code"] * (4 - first)
+
+
+@pytest.mark.parametrize("begin", ["from_step", "from_tokens"])
+def test_a_step_that_several_phases_have_begun_before_is_in_the_last_of_them(begin):
+    """As after an edit, from which on phases are entered again."""
+    units = {"from_step": (1, 2), "from_tokens": (100, 200)}[begin]
+    later = tuple(
+        PhaseConfig(**{begin: at}, weights={name: 1}) for at, name in zip(units, ("code", "wiki"), strict=True)
+    )
+    s = stream([view(name, [[10] * 50]) for name in NAMES], [0, 1, 0], tokens=100, phases=later)
+    edit = s.under(replace(record_of(s.mix, 1), weights={"code": 0, "docs": 5, "wiki": 0}))
+    found = steps(edit, 2, steps(s, 6)[5].cursor)
+    assert [{q.source for q in m.sequences} for m in found] == [{"wiki"}, {"wiki"}]
 
 
 def test_phases_recorded_later_continue_the_same_stream():

@@ -20,7 +20,7 @@ from coxswain_operator.settings import Settings
 from coxswain_operator.views import PodView
 from tests.draws import draws
 from tests.unit.fake_cluster import FakeCluster, report, with_job
-from tests.unit.reconcile_scenes import COORDINATOR, LOADER, NOW, TRAINER, Scene
+from tests.unit.reconcile_scenes import COORDINATOR, LOADER, NOW, TRAINER, Scene, condition, ended
 from tests.unit.slot_scheduler import TIMEOUT, TRAINS_SECONDS, SlotScheduler
 from tests.unit.test_reconcile_lifecycle import passes
 
@@ -103,6 +103,7 @@ HALF = (*HELD, FIRST, lacks_node(SECOND))
             {"trainers": {"count": 2, "minCount": 1}}, None, True,
         ),
         ((lacks_node(COORDINATOR), replace(FIRST, deleting=True), lacks_node(SECOND)), {}, None, False),
+        ((*HELD, lacks_node(FIRST), lacks_node(SECOND, NOW - 899)), {}, None, True),  # the first to wait decides
     ],
 )  # fmt: skip
 def test_a_start_is_given_up_when_its_time_is_over_and_too_few_pods_hold_nodes(
@@ -114,6 +115,31 @@ def test_a_start_is_given_up_when_its_time_is_over_and_too_few_pods_hold_nodes(
     if gives_up:
         assert {a.name for a in decision.of(Delete) if isinstance(a, Delete)} >= {p.name for p in pods}
         assert decision.of(CreatePod) == ()
+
+
+@pytest.mark.parametrize(("since", "gives_up"), [(NOW - 899, False), (NOW - 1126, True)])
+def test_a_job_whose_world_is_lost_gets_the_time_of_a_start_to_form_another_one(since: float, gives_up: bool) -> None:
+    lost = {"conditions": [condition("Progressing", "False", since)]}
+    found = half_placed.plan_release(Scene(HALF, report("Waiting", 10), status=lost).context())
+    assert (found is not None) is gives_up
+
+
+@pytest.mark.parametrize(("pod", "gives_up"), [(FIRST, True), (ended(1, FIRST), False), (ended(0, FIRST), False)])
+def test_a_pod_that_has_ended_holds_no_node_that_could_be_given_back(pod: PodView, gives_up: bool) -> None:
+    found = half_placed.plan_release(Scene((lacks_node(COORDINATOR), pod)).context())
+    assert (found is not None) is gives_up
+
+
+def due_of(uid: str) -> float:
+    observed = Scene(HALF).observed
+    observed.job["metadata"]["uid"] = uid
+    (due,) = half_placed.requeue_times(build_context(observed, NOW, Settings()))
+    return due
+
+
+def test_jobs_of_one_age_give_up_within_a_quarter_of_their_time_for_a_start_and_not_together() -> None:
+    waited = [due_of(str(uid)) - 1000 for uid in range(200)]  # since the start
+    assert 900 <= min(waited) < 900 * 1.02 and 900 * 1.23 < max(waited) <= 900 * 1.25
 
 
 QUOTA, SILENT = Fault("QuotaExceeded", "exceeded quota", retryable=True), Fault(UNAVAILABLE, "500", retryable=True)
@@ -189,6 +215,17 @@ async def test_pods_come_back_after_the_wait_and_the_releases_are_forgotten_once
     await passes(world)
     assert (world.state, world.job["status"].get("gang")) == ("Running", None)
     assert world.job["status"]["attempt"] == 0
+
+
+async def test_each_start_that_finds_too_few_nodes_counts_one_more_release() -> None:
+    world = await half_placed_job()
+    for releases in (1, 2, 3):
+        assert (world.job["status"]["gang"]["releases"], world.pods()) == (releases, [])
+        world.now = seconds(world.job["status"]["gang"]["until"])
+        await passes(world)
+        world.run_all()
+        world.tick(900 * (1 + half_placed.SPREAD))
+        await passes(world, 2)
 
 
 async def test_a_job_that_waits_for_its_nodes_can_be_suspended_and_starts_at_once_when_resumed() -> None:

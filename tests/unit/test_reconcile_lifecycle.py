@@ -14,7 +14,7 @@ from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
 from coxswain_operator.reconcile.child_diff import BUDGET_SECONDS
 from coxswain_operator.reconcile.status import read_status
-from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.single_job import run_job
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import (
@@ -133,6 +133,20 @@ async def test_a_gang_that_was_not_whole_meanwhile_waits_for_its_protection_from
     world.tick(BUDGET_SECONDS)
     await passes(world, 1)
     assert budgets(world)
+
+
+async def test_a_job_that_kept_its_protection_is_not_looked_at_for_it_when_it_is_whole_again() -> None:
+    world = await whole()
+    world.tick(BUDGET_SECONDS)
+    await passes(world)
+    world.vanish(world.pod("trainer-0") or {})
+    await passes(world)
+    world.run_all()
+    await passes(world)
+    assert budgets(world)
+    decision = await Controller(world, world, world.clock, keys=KEYS).pass_once(NAMESPACE, "demo")
+    due = seconds(world.condition("PodsReady")["lastTransitionTime"]) + BUDGET_SECONDS
+    assert decision and due > world.now and due not in [a.time for a in decision.of(RequeueAt)]
 
 
 async def test_the_protection_stays_while_one_pod_is_replaced_and_goes_with_the_attempt() -> None:

@@ -17,7 +17,7 @@ from coxswain_operator.reconcile.actions import RequeueAt, Sizing, WriteStatus
 from coxswain_operator.reconcile.member_failures import MISSED_SECONDS
 from coxswain_operator.views import Event, Manifest
 from tests.unit.fake_cluster import FakeCluster, live, member_of, report, training_job, with_job
-from tests.unit.reconcile_scenes import GANG, NOW, Scene, ended
+from tests.unit.reconcile_scenes import GANG, NOW, Scene, condition, ended
 from tests.unit.test_reconcile_attempt import config_map
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB, passes, running
 from tests.unit.test_reconcile_properties import Watched
@@ -374,6 +374,18 @@ def test_a_coordinator_is_asked_while_it_trains_and_has_another_number(
     job["status"] = {"trainers": {"desired": 2, "asked": asked}}
     assert live_size.wanted(job, report(phase), 1000.0) == wanted
     assert live_size.wanted(job, None, 1000.0) == 0
+
+
+@pytest.mark.parametrize("ending", ["True", "False", "deleted"])
+def test_a_job_that_has_ended_or_is_deleted_is_asked_for_no_other_number(ending: str) -> None:
+    job = training_job(trainers=trainers(3))
+    job["status"] = {"trainers": {"desired": 2, "asked": 2}}
+    assert live_size.wanted(job, report("Running"), 1000.0) == 3
+    if ending == "deleted":
+        job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    else:
+        job["status"]["conditions"] = [condition("Succeeded", ending)]
+    assert live_size.wanted(job, report("Running"), 1000.0) == 0
 
 
 @pytest.mark.parametrize(("reply", "seconds"), [(SizeReply("UnderWay", 2), 2), (SizeReply("Refused", 0), 600)])

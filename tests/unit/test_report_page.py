@@ -23,6 +23,7 @@ from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 from coxswain_cli.reporting.page import page
 from coxswain_cli.reporting.read import read_run
+from coxswain_cli.reporting.summary import figures
 from tests.unit import report_samples as samples
 from tests.unit.test_report_read import slow_timing
 
@@ -291,3 +292,9 @@ def test_a_strategy_is_on_the_page_with_predicted_and_measured_seconds(tmp_path:
     assert "2 x tp1pp1: 0.500 s a step predicted, 600 ms measured" in text
     assert "1 x tp1pp2 0.750 s" in text
     assert "mode Auto" not in page(run)
+
+
+def test_the_idle_share_of_a_run_weighs_each_step_by_its_seconds() -> None:
+    run = RecordedRun("demo", (RecordedStep(0, seconds=1.0), RecordedStep(1, seconds=3.0, idle_fraction=0.4)))
+    assert dict(figures(run))["idle share"] == "30.0 %"
+    assert facts(run)["idle_fraction"] == pytest.approx(0.3)

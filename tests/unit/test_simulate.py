@@ -171,6 +171,21 @@ def test_an_armed_event_begins_with_the_first_change_or_ten_minutes_later() -> N
     assert waiting.at(99 + ARMED).slowdowns[0][1] == 1 and waiting.at(100 + ARMED).slowdowns[0][1] == 2
 
 
+class Changing(Still):
+    """Changes to the layout that it has, once."""
+
+    def stepped(self, run: Run, measured: Measured) -> None:
+        if not run.changes:
+            run.change(run.draft, 0.5)
+
+
+def test_the_change_of_a_policy_begins_what_is_armed_in_its_run() -> None:
+    armed = trace(Event(0.0, "n1/2", "armed", 2.0, None), seconds=ARMED / 2)
+    slowed, calm = Run(world(), armed, Changing()), Run(world(), armed, Still())
+    slowed.go(), calm.go()
+    assert [r.truth.of(Device(1, 2)) for r in (slowed, calm)] == [2.0, 1.0]
+
+
 def test_a_quiet_hour_has_as_many_steps_as_fit_and_goodput_one() -> None:
     outcome, steps = still()
     assert len(outcome.ends) == math.floor(SPAN / world().healthy.seconds) == len(steps) - 1
@@ -275,6 +290,13 @@ def test_a_lost_device_costs_one_step_with_copies_and_those_since_the_checkpoint
     assert "restart" not in copies.seconds_lost
     assert without.seconds_lost["redone"] > 80 and without.seconds_lost["restart"] >= Settings().restart
     assert copies.goodput > without.goodput
+
+
+def test_a_second_loss_before_the_first_is_known_takes_the_copies_and_the_checkpoint_is_used() -> None:
+    first = Event(300.0, "n1/0", "lost", 1.0, None)
+    second = Event(300.0 + Settings().loss / 2, "n0/0", "lost", 1.0, None)
+    found = run(first, second, settings=Settings(checkpoint=200.0))["ours"]
+    assert found.seconds_lost["redone"] > 80 and found.seconds_lost["restart"] >= Settings().restart
 
 
 def test_steps_that_are_not_observed_change_nothing() -> None:

@@ -65,6 +65,13 @@ def test_a_worker_between_two_layouts_holds_both_until_one_is_kept() -> None:
     assert live.current is None and live.choose(5) is None
 
 
+def test_a_worker_that_begins_with_restored_state_holds_no_weights_and_no_layout_of_before() -> None:
+    """Weights of another step would be given to the model of the next world."""
+    live, restored = LiveState(cut(4), cut(5), weights={}), cut(6)
+    live.begin(restored)
+    assert (live.current, live.prepared, live.weights) == (restored, None, None)
+
+
 def test_a_cut_whose_update_broke_off_is_never_chosen() -> None:
     assert LiveState(cut(4, whole=False)).choose(4) is None
     assert LiveState(None, cut(5, whole=False)).choose(5) is None

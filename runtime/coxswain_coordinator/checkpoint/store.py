@@ -30,8 +30,9 @@ class CheckpointStore:
     Only this class writes under `manifests/` or deletes under `shards/`.
     """
 
-    def __init__(self, job: JobConfig, store: Store) -> None:
-        self._job, self._store = job, store
+    def __init__(self, job: JobConfig, store: Store, fence: Callable[[], None] = lambda: None) -> None:
+        """`fence` raises Stale once another coordinator has begun: what this one has listed may be that one's since."""
+        self._job, self._store, self._fence = job, store, fence
         self._manifests = Manifests(job, store)
         self._doomed: dict[int, set[str]] = {}  # by step, what a manifest names that is being dropped
         self.deletes_at_once = CALLS_AT_ONCE
@@ -90,6 +91,8 @@ class CheckpointStore:
 
     def drop_belated(self) -> None:
         """Deletes manifests that came too late. Call it once every coordinator before is fenced."""
+        if self._manifests.belated:
+            self._fence()
         self.delete([manifest_key(step) for step in self._manifests.belated])
         self._manifests.belated.clear()
 
@@ -145,14 +148,16 @@ class CheckpointStore:
         if not self._manifests.learn(self._manifests.unread()):
             return 0
         orphans = unnamed((o.path for o in self._store.list("shards/")), self._manifests.named.values())
+        self._fence()  # asked behind the listing: what another coordinator's world saves from now on is not in it
         self.delete(orphans)
         return len(orphans)
 
     def collect_garbage(self) -> None:
         """Deletes what a crash left behind. Call it at the job's end, when no save is under way."""
         self._manifests.newest()
+        self._fence()
         while self.collect(set):
-            pass
+            self._fence()
         self.collect_orphans()
 
     @property

@@ -138,6 +138,9 @@ class StoreAttempt:
         assert self._files is not None
         return self._files.list(wanted, may_hold)
 
+    def collect_staged(self, below: Callable[[str], object]) -> int:
+        return 0 if self._files is None else self._files.collect_staged(below)
+
     def page(self, prefix: str, after: str) -> tuple[Listing, bool]:
         """The objects behind the key `after`, by path, on S3 at most a page of them; and whether there may be more."""
         found = self._agreed(prefix, lambda: self._page(prefix, after))

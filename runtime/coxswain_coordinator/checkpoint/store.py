@@ -19,6 +19,8 @@ from coxswain_link.store import BucketNotFound, NotFound, Store
 log = logging.getLogger(__name__)
 
 RUN_KEY = "run.json"
+WRITTEN = (RUN_KEY, "shards/", "manifests/", "log/", "steps/", "index/", "live/")
+"""What a run writes in its location: there may be files of the user beside it."""
 SEARCHED_BYTES = 64 << 20
 """Of manifests, up to which a location is searched for orphans. Beyond, the search reads for minutes before a world, and a
 leftover of a crash is little beside what is kept."""
@@ -135,7 +137,7 @@ class CheckpointStore:
         del self._doomed[step]
 
     def collect_orphans(self) -> int:
-        """Deletes shards that no manifest names: leftovers of saves that never completed.
+        """Deletes shards that no manifest names, and staging files: leftovers of saves that never completed.
 
         Safe only while nothing is saved: at the end, and after the first generation of a process,
         which fences the coordinator before, until that generation's workers start.
@@ -145,6 +147,8 @@ class CheckpointStore:
         if self._manifests.bytes > SEARCHED_BYTES:
             log.info("shards that no manifest names stay: the manifests have %d bytes", self._manifests.bytes)
             return 0
+        if staged := self._store.collect_staged(lambda key: key.startswith(WRITTEN)):
+            log.info("%d files of writers that were killed are deleted", staged)
         if not self._manifests.learn(self._manifests.unread()):
             return 0
         orphans = unnamed((o.path for o in self._store.list("shards/")), self._manifests.named.values())

@@ -322,3 +322,27 @@ def raise_as(error):
         raise error
 
     return fail
+
+
+async def test_an_agent_that_cannot_fork_one_of_its_workers_ends_the_others_without_a_report(
+    tmp_path, coordinator, monkeypatch
+):
+    forked, fork = asyncio.Event(), ForkServer.fork
+
+    async def fork_one(server, device, *rest):
+        if device == 0:
+            await forked.wait()
+            raise Retryable("no process can be forked")
+        worker = await fork(server, device, *rest)
+        forked.set()
+        for _ in range(5):  # the error comes first
+            await asyncio.sleep(0)
+        return worker
+
+    monkeypatch.setattr(ForkServer, "fork", fork_one)
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        async with asyncio.timeout(30):
+            with pytest.raises(Retryable, match="no process can be forked"):
+                await started.running
+        assert (started.agent._workers, coordinator.received["/v1/exits"]) == ({}, [])

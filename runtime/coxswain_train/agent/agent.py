@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from msgspec import UNSET
@@ -194,8 +194,8 @@ class Agent:
         )
         first, self._generation = not self._generation, world.generation
         kept = {worker.device for worker in self._workers}
-        await asyncio.gather(*(self._reseat(worker, mine[worker.device]) for worker in list(self._workers)))
-        await asyncio.gather(*(self._seat(seat, first) for device, seat in mine.items() if device not in kept))
+        await _all(self._reseat(worker, mine[worker.device]) for worker in list(self._workers))
+        await _all(self._seat(seat, first) for device, seat in mine.items() if device not in kept)
         idle = {d.device for d in world.layout.standby if world.trainers[d.trainer] == self._env.name}
         self._standby.begin(world.generation, idle)
 
@@ -278,6 +278,13 @@ class Agent:
 
     def _count(self) -> None:
         self._metrics["coxswain_agent_workers"].set(sum(w.is_running for w in self._workers))
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Raises the first error once all have ended: a worker that one of them starts behind it would be closed by nothing."""
+    for ended in await asyncio.gather(*work, return_exceptions=True):
+        if ended is not None:
+            raise ended
 
 
 async def serve(env: Environment) -> int:

@@ -152,7 +152,7 @@ class StoreAttempt:
         """Asks for an object that cannot be there: obstore takes any well-formed page for an empty listing."""
         try:
             obstore.head(self._backend, f"{prefix}{secrets.token_hex(16)}")
-        except (NotFoundError, PermissionDeniedError, UnauthenticatedError):
+        except (NotFoundError, FileNotFoundError, PermissionDeniedError, PermissionError, UnauthenticatedError):
             return
         raise StoreUnavailable(f"{where(self._uri, prefix)}: {NO_S3}")
 

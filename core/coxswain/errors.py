@@ -34,3 +34,8 @@ class Stale(CoxswainError):
     """The message carries an older world generation than the receiver's."""
 
     reason = "Stale"
+
+
+def crashed(what: str, error: BaseException) -> Retryable:
+    """An error of `what` that nothing expects, as a fault of its process: a thread that ends with one reports it nowhere."""
+    return Retryable(f"{what} failed: {type(error).__name__}: {error}")

@@ -65,7 +65,7 @@ class Driver:
         self._state, self._store_call, self._edits = state, state.store_executor, edits
         self._log, self._index_store = PlanLog(store), IndexStore(store)
         self._mixes = MixHistory(self._log)
-        self._checkpoints = CheckpointStore(state.job, store)
+        self._checkpoints = CheckpointStore(state.job, store, self._log.check_held)
         self._worlds = WorldManager(state, self._log, self._mixes, self._checkpoints, planner, author)
         state.store_executor.watch(lambda: store.last_error)
         state.is_over = lambda: self._already_over() is not None
@@ -120,8 +120,6 @@ class Driver:
         """Deletes what a crash left behind: no save is under way any more."""
         await self._end_garbage(wait=True)
         if finished.exit_code in (Exit.DONE, Exit.STOPPED):
-            if self._state.session is not None:
-                await self._store_call(self._log.check_current, self._state.generation)
             await self._store_call(self._checkpoints.collect_garbage)
             await self._store_call(self._collect_placements)
 
@@ -155,11 +153,13 @@ class Driver:
             manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
         await self._store_call(self._mixes.read)
         await self._worlds.resume_from(manifest)
-        self._follows = await self._store_call(self._log.last_generation) > 0
+        self._follows = await self._store_call(self._log.read_held) > 0
 
     async def _advance(self) -> bool:
         """Does the next thing that can be done; False when there is nothing to do but wait."""
         run, session = self._state, self._state.session
+        if self._claim is not None:
+            self._claim.check()
         await self._end_garbage(wait=False)
         await self._end_planning()
         if (end := self._ended()) is not None:

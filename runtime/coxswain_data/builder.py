@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coxswain.errors import CoxswainError, Retryable, Stale
+from coxswain.errors import CoxswainError, Stale, crashed
 from coxswain.wire import DeliveredDigests, Heartbeat, StepPlan, World
 from coxswain_data.assembly import Need, arrays, needs
 from coxswain_data.fetched import Answer, Fetched, Tokens
@@ -82,9 +82,7 @@ class Builder:
             self._step_cache.fail(self._generation, error)
         except Exception as error:
             log.exception("generation %d cannot continue", self._generation)
-            self._step_cache.fail(
-                self._generation, Retryable(f"the constructor failed: {type(error).__name__}: {error}")
-            )
+            self._step_cache.fail(self._generation, crashed("the constructor", error))
         finally:
             self._fetcher.close()
             self._feed.close()

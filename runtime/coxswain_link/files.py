@@ -1,18 +1,23 @@
 """The files of a folder as objects, whatever their names: obstore neither lists nor reads all of them.
 
 A write has a staging file `NAME#1`, of any number, beside it for a moment: obstore takes no file of such a name for an object.
+Its writer holds a lock on it: one that is not locked was left by a process that was killed.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import secrets
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
+from typing import BinaryIO
 
 from coxswain_link.object_info import Listing, ObjectInfo
 from coxswain_link.store_faults import ObjectChanged, Unreadable
@@ -26,6 +31,7 @@ Chooses = Callable[[str], object]
 _WAYS = 100
 """To one folder, each by two links or more. A dozen folders that link to each other have hundreds of millions."""
 
+_STAGED = re.compile(r"#[0-9]+$")
 _NAME, _RIGHTS = "rename it", "give the user of the job the right to"
 _LASTING = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 _UNSYNCED = (errno.EINVAL, errno.EBADF, errno.EACCES)  # a folder that cannot be synced, or not by this user
@@ -58,18 +64,19 @@ class Files:
         and the name is when this returns: a power cut leaves no empty file, which a `new` one could never replace."""
         path = self._path(key)
         made = _make(path.parent)
-        staged = path.with_name(f"{path.name}#{secrets.randbits(32)}")
-        try:
-            with staged.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+        with _staged(path) as (file, staged):
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
             claimed = _publish(staged, path, new)
-        finally:
-            staged.unlink(missing_ok=True)
         for folder in (path.parent, *made):
             _sync_folder(folder)
         return claimed
+
+    def collect_staged(self, below: Callable[[str], object]) -> int:
+        """Deletes the staging files of writers that were killed, of keys that `below` chooses: how many there were."""
+        found = [info.path for info in self._below(lambda key: False, lambda folder: False)]
+        return sum(_discard(self._folder / key) for key in found if _STAGED.search(key) and below(key))
 
     def list(self, wanted: Chooses, may_hold: Chooses = lambda folder: True) -> Listing:
         """All files, by path. Raises Refused for a wanted one that cannot be read, and for a folder that cannot be, or that
@@ -140,6 +147,41 @@ class Files:
         if not {"", ".", ".."}.isdisjoint(key.split("/")):
             raise FileNotFoundError(key)
         return self._folder / key
+
+
+@contextmanager
+def _staged(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """A new file beside this one, locked while it has a name."""
+    while True:
+        staged = path.with_name(f"{path.name}#{secrets.randbits(32)}")
+        with staged.open("xb") as file:
+            try:
+                _lock(file, fcntl.LOCK_EX)
+                if os.fstat(file.fileno()).st_nlink:  # else a collector was between the two
+                    yield file, staged
+                    return
+            finally:
+                staged.unlink(missing_ok=True)
+
+
+def _discard(staged: Path) -> bool:
+    """Deletes a staging file, unless a process has it, or none can know."""
+    try:
+        with staged.open("r+b") as file:
+            if not _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                return False
+            staged.unlink()
+    except OSError:  # its writer has ended meanwhile, or is another user's
+        return False
+    return True
+
+
+def _lock(file: BinaryIO, how: int) -> bool:
+    """Some file systems have no locks."""
+    with suppress(OSError):
+        fcntl.flock(file, how)
+        return True
+    return False
 
 
 def _make(folder: Path) -> Sequence[Path]:

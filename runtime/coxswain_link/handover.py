@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 import tenacity
 
-from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale, crashed
 from coxswain.structs import UNDECODABLE, prepare
 from coxswain_link.environment import no_more_files
 from coxswain_link.step_buffer import Buffer, StepArrays, unpack
@@ -77,7 +77,12 @@ class HandoverServer:
                     return
                 log.warning("a worker cannot be served now: %s", error)
                 continue
-            threading.Thread(target=self._serve, args=(peer,), name="handover-peer", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(peer,), name="handover-peer", daemon=True).start()
+            except RuntimeError as error:  # the process may have no more threads now
+                peer.close()
+                log.warning("a worker cannot be served now: %s", error)
+                self._closed.wait(_ACCEPT_AGAIN)
 
     def _serve(self, peer: socket.socket) -> None:
         with peer:
@@ -105,6 +110,9 @@ class HandoverServer:
             buffer = self._provide(request.generation, request.step, request.rank, wait)
         except (CoxswainError, *UNDECODABLE) as error:
             return _refusal(error), None
+        except Exception as error:  # else its worker would ask a thread that has ended, again and again
+            log.exception("a step cannot be handed over")
+            return _refusal(crashed("the constructor", error)), None
         return _Reply("later" if buffer is None else "ready"), buffer
 
     def _admit(self, request: _Request) -> None:

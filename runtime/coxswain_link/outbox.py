@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from coxswain.errors import CoxswainError, Retryable
+from coxswain.errors import CoxswainError, Retryable, crashed
 from coxswain.wire import Ack, Heartbeat
 from coxswain_link.http_client import Client
 
@@ -180,6 +180,13 @@ class Outbox:
             self._change.notify_all()
 
     def _run(self) -> None:
+        try:
+            self._send()
+        except Exception as error:
+            log.exception("no more messages are sent")
+            self._fail(crashed("the thread that sends messages", error))
+
+    def _send(self) -> None:
         last_answer = time.monotonic()
         while not self._closed and self._fault is None:
             message = self._next()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from coxswain.errors import CoxswainError, Retryable
+from coxswain.errors import CoxswainError, Retryable, crashed
 from coxswain.wire import StepPlan, StepPlans
 from coxswain_link.http_client import Client
 
@@ -60,10 +60,17 @@ class PlanFeed:
             except Retryable as error:
                 log.debug("cannot fetch plans: %s", error)
             except CoxswainError as error:
-                with self._change:
-                    self._fault = error
-                    self._change.notify_all()
+                self._fail(error)
                 return
+            except Exception as error:
+                log.exception("no more plans are fetched")
+                self._fail(crashed("the thread that fetches plans", error))
+                return
+
+    def _fail(self, error: CoxswainError) -> None:
+        with self._change:
+            self._fault = error
+            self._change.notify_all()
 
     def _fetch(self) -> StepPlans | None:
         query = {"from": self._next, "wait": _POLL, **self._of}

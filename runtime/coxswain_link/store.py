@@ -138,6 +138,10 @@ class Store:
         """
         return self.list() if self._access is not None else self._ask("", lambda: self._one.files(wanted, may_hold))
 
+    def collect_staged(self, below: Callable[[str], object]) -> int:
+        """Deletes what writers that were killed have left of objects that `below` chooses: how many files. S3 has none."""
+        return self._ask("", lambda: self._one.collect_staged(below))
+
     def delete(self, key: str) -> None:
         """An absent object is no error."""
         try:

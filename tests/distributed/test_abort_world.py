@@ -184,6 +184,13 @@ def test_a_world_is_aborted_only_when_it_is_over_and_the_worker_acknowledges_eac
     assert [agent.answer(), agent.answer()] == [1, 2]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_waits_for_no_world_that_it_could_not_hear_of(agent: Agent) -> None:
+    agent.channel.send(b"no order")
+    assert agent.assignments.next(600) is None
+    agent.assignments._thread.join(10)
+
+
 @pytest.mark.parametrize("held", [(Held(0, 1, 0, 5),), ()])
 def test_a_worker_that_holds_state_and_is_to_leave_answers_at_once_whatever_it_computes(
     agent: Agent, held: tuple[Held, ...]

@@ -301,3 +301,48 @@ async def test_an_exit_from_a_world_that_is_over_is_still_reported(tmp_path, coo
         os.kill(pid, 9)
         assert (await coordinator.seen("/v1/exits"))[0].generation == 1
         assert not started.running.done()
+
+
+async def test_an_error_that_nothing_expects_ends_the_agent_where_it_would_report_no_exit(
+    tmp_path, coordinator, monkeypatch
+):
+    monkeypatch.setattr(WorkerHandle, "read_fault", raise_as(ValueError("no such fault")))
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        seen = await workers(tmp_path, 1, 2)
+        os.kill(seen[0]["pid"], 9)
+        async with asyncio.timeout(30):
+            with pytest.raises(ValueError, match="no such fault"):
+                await started.running
+        assert not any(is_alive(w["pid"]) for w in seen)
+
+
+def raise_as(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+async def test_an_agent_that_cannot_fork_one_of_its_workers_ends_the_others_without_a_report(
+    tmp_path, coordinator, monkeypatch
+):
+    forked, fork = asyncio.Event(), ForkServer.fork
+
+    async def fork_one(server, device, *rest):
+        if device == 0:
+            await forked.wait()
+            raise Retryable("no process can be forked")
+        worker = await fork(server, device, *rest)
+        forked.set()
+        for _ in range(5):  # the error comes first
+            await asyncio.sleep(0)
+        return worker
+
+    monkeypatch.setattr(ForkServer, "fork", fork_one)
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        async with asyncio.timeout(30):
+            with pytest.raises(Retryable, match="no process can be forked"):
+                await started.running
+        assert (started.agent._workers, coordinator.received["/v1/exits"]) == ({}, [])

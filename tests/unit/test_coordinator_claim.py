@@ -12,7 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain.config import CheckpointConfig
-from coxswain.errors import Refused
+from coxswain.errors import Refused, Stale
 from coxswain.names import CLAIMS_ROOT
 from coxswain.uris import file_uri
 from coxswain_coordinator.__main__ import claim_of
@@ -265,3 +265,63 @@ def test_locations_that_other_machines_reach_are_claimed(store: Store, tmp_path:
         pod_uid="",
     )
     assert (claim_of(environment, store) is not None) == claimed
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("waits", [UNSET, True])
+async def test_a_run_that_was_stopped_for_its_lease_does_not_bring_back_a_claim_that_another_run_has_ended(
+    store: Store, waits: bool | msgspec.UnsetType
+) -> None:
+    """On a machine that slept. `waits`: the other has not said yet that it holds the location."""
+    mine = Claim(store, replace(OTHER, uid="u1", renewals=0))
+    await mine.acquire(AtOnce())
+    store.delete(key_of("u1"))
+    put(store, replace(OTHER, waits=waits))
+    await asyncio.sleep(RENEW_SECONDS + 1)
+    with pytest.raises(Stale, match=r"was taken by the run of team/other \(uid u2, .* on host-b, /runs/other\)"):
+        mine.check()
+    await mine.release()
+    assert keys(store) == [key_of("u2")]
+
+
+@pytest.mark.looptime
+async def test_a_claim_that_is_gone_where_no_other_run_is_comes_back(store: Store) -> None:
+    mine = Claim(store, replace(OTHER, uid="u1", renewals=0))
+    await mine.acquire(AtOnce())
+    store.delete(key_of("u1"))
+    await asyncio.sleep(RENEW_SECONDS + 1)
+    mine.check()
+    assert keys(store) == [key_of("u1")]
+    await mine.release()
+
+
+@pytest.mark.looptime
+async def test_a_renewal_that_fails_as_nothing_expects_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Claim(store, replace(OTHER, uid="u1", renewals=0))
+    await mine.acquire(AtOnce())
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(store, "put", fail)
+    await asyncio.sleep(RENEW_SECONDS + 1)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        mine.check()
+    await mine.release()
+    assert keys(store) == []
+
+
+async def test_a_coordinator_that_is_replaced_does_not_release_the_claim_of_its_successor(store: Store) -> None:
+    first = Claim(store, replace(OTHER, uid="u1", renewals=0))
+    await first.acquire(AtOnce())
+    second = Claim(store, replace(OTHER, uid="u1", renewals=0, coordinator="other-coordinator-2"))
+    await second.acquire(AtOnce())
+    await first.release()
+    assert keys(store) == [key_of("u1")]
+    await second.release()
+    assert keys(store) == []
+
+
+class AtOnce(StoreExecutor):
+    async def __call__(self, work, *args, **kwargs):
+        return work(*args, **kwargs)

@@ -10,8 +10,9 @@ import pytest
 from coxswain import wire
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.planlog import manifest_key
+from coxswain_coordinator.planning.plan_log import PlanLog
 from tests.unit.coordinator_fakes import store_of
-from tests.unit.coordinator_lead import ORPHAN, RIVALS, Lead, leading, small, training
+from tests.unit.coordinator_lead import ORPHAN, RIVALS, Lead, leading, newer_generation, small, takeover, training
 from tests.unit.test_coordinator_checkpoints import manifest, store_with
 
 pytestmark = pytest.mark.looptime
@@ -183,3 +184,63 @@ async def test_only_the_first_world_of_a_coordinator_drops_orphans(tmp_path):
         lead.arrive()
         await lead.world(2)
         assert lead.keys("shards/") == ["shards/3-0.safetensors"]
+
+
+@RIVALS
+async def test_a_superseded_coordinator_that_had_no_world_deletes_nothing_at_its_end(tmp_path, rival):
+    """Shards without a manifest are those that the other's world saves now."""
+    job = small(tmp_path)
+    async with training(job) as first:
+        record = first.state.session.record
+        takeover(first.store, record)
+    async with leading(job, "two") as lead:
+        lead.index()
+        await lead.until(lambda: lead.state.index_progress.index)
+        rival(lead.store, record)
+        lead.store.put(ORPHAN, b"x")
+        lead.state.request_stop(wire.StopRequest("suspend"))
+        assert (await lead.work).exit_code == 3
+        assert ORPHAN in lead.keys("shards/")
+
+
+async def test_a_coordinator_without_a_world_drops_orphans_at_its_end_behind_the_takeovers_before_it(tmp_path):
+    job = small(tmp_path)
+    async with training(job) as first:
+        takeover(first.store, first.state.session.record)
+    async with leading(job, "two") as lead:
+        lead.index()
+        lead.store.put(ORPHAN, b"x")
+        lead.state.request_stop(wire.StopRequest("suspend"))
+        assert (await lead.work).exit_code == 3
+        assert ORPHAN not in lead.keys("shards/")
+
+
+async def test_a_coordinator_that_is_stopped_before_it_collects_orphans_deletes_none_of_the_next_world(tmp_path):
+    async with leading(small(tmp_path)) as lead:
+        goes_on = lead.executor.held["collect_orphans"] = asyncio.Event()
+        lead.index()
+        lead.arrive()
+        await asyncio.sleep(1)
+        newer_generation(lead.store, PlanLog(lead.store).generation(1))
+        lead.store.put(ORPHAN, b"x")
+        goes_on.set()
+        with pytest.raises(Stale, match="another coordinator has created generation 2"):
+            await lead.work
+        assert ORPHAN in lead.keys("shards/")
+
+
+async def test_a_run_that_goes_on_behind_a_long_stop_changes_nothing_of_the_run_that_has_taken_over(tmp_path):
+    job = small(tmp_path)
+    async with training(job) as first, leading(job, "two") as second:
+        await first.close(0, 1, 2)
+        second.index()
+        second.arrive(left=1)
+        await second.world(2)
+        await second.saved(3)
+        second.save(6, 0)
+        before = {o.path: o.etag for o in first.store.list()}
+        first.save(3, 0, 1, key="late")
+        with pytest.raises(Stale, match="another coordinator has created generation 2"):
+            await first.work
+        after = {o.path: o.etag for o in first.store.list() if "late" not in o.path}
+        assert after == before

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import pytest
@@ -64,6 +67,34 @@ def test_a_tail_reads_on_behind_its_last_line_when_the_older_half_of_the_file_go
             found += map(int, tail.lines())
     assert found == list(range(before, 1000))
     assert int(path.read_bytes().split()[0]) > 700
+
+
+def test_what_a_killed_writer_has_written_of_the_newer_half_goes_with_the_next_one(tmp_path: Path) -> None:
+    for name in ("steps.jsonl", "steps.jsonl.new"):
+        (tmp_path / name).write_bytes(b"1\n2\n")
+    JsonlWriter(tmp_path, "steps.jsonl", most=1000).append(3)
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("steps.jsonl", b"1\n2\n3\n")]
+
+
+def test_a_disk_without_room_for_the_newer_half_loses_no_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: object, new: BinaryIO, *__: int) -> None:
+        new.write(b"a part")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path, writer = tmp_path / "steps.jsonl", JsonlWriter(tmp_path, "steps.jsonl", most=1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", refuse)
+        for step in range(300):
+            writer.append(step)
+    assert [int(line) for line in path.read_bytes().split()] == list(range(300))
+    assert [each.name for each in tmp_path.iterdir()] == ["steps.jsonl"]
+    assert 0 < caplog.text.count("No space left on device") < 3
+    for step in range(300, 600):
+        writer.append(step)
+    kept = [int(line) for line in path.read_bytes().split()]
+    assert kept == list(range(kept[0], 600)) and kept[0] > 0
 
 
 def test_a_tail_from_the_start_has_the_lines_before_an_empty_one(tmp_path: Path) -> None:

@@ -209,3 +209,33 @@ def test_a_ready_step_is_handed_over_within_two_milliseconds_where_nothing_else_
             seconds.append(time.perf_counter() - began)
     quickest = np.quantile(seconds, 0.05)  # the others may have waited for a processor
     assert quickest <= 0.002, f"p5 {quickest:.6f} p50 {np.median(seconds):.6f}"
+
+
+def test_an_error_that_nothing_expects_reaches_the_worker_by_its_name_and_the_constructor_goes_on():
+    errors: list[Exception] = [ValueError("no such rank")]
+
+    def provide(*_: object) -> Buffer:
+        if errors:
+            raise errors.pop()
+        return pack(arrays())
+
+    with served(provide) as connect:
+        worker = connect("t")
+        with pytest.raises(Retryable, match="the constructor failed: ValueError: no such rank"):
+            worker.receive(1, 0, 0, 5)
+        assert worker.receive(1, 0, 0, 5).step == 0
+
+
+def test_a_constructor_that_may_start_no_thread_for_a_moment_serves_the_worker_that_connects_again(monkeypatch):
+    start, refused = threading.Thread.start, list[str]()
+
+    def refuse_once(thread: threading.Thread) -> None:
+        if thread.name == "handover-peer" and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+    with served(lambda *_: pack(arrays())) as connect:
+        assert connect("t").receive(1, 0, 0, 20).step == 0
+    assert refused

@@ -309,3 +309,19 @@ def test_a_caller_waits_for_an_answer_and_no_longer_than_it_says(client, box):
     client.away = False
     box.await_answer(20)
     assert box.reachable
+
+
+def test_an_error_that_nothing_expects_ends_the_outbox_with_its_words(client, box):
+    client.fault = RuntimeError("can't start new thread")
+    box.put("/v1/reports", 0, 0)
+    with pytest.raises(Retryable, match="the thread that sends messages failed: RuntimeError: can't start new thread"):
+        box.flush(20)
+    with pytest.raises(Retryable, match="can't start new thread"):
+        box.check()
+
+
+def test_an_error_that_nothing_expects_ends_a_feed_with_its_words(client):
+    client.fault = RuntimeError("can't start new thread")
+    feed = PlanFeed(client, 1, 0)
+    with pytest.raises(Retryable, match="the thread that fetches plans failed: RuntimeError: can't start new thread"):
+        feed.get(0, 20)

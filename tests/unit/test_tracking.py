@@ -222,3 +222,14 @@ def test_the_coordinator_hands_each_closed_step_to_the_trackers_and_logs_the_end
     assert len(state.tracking._outlets) == 2
     state._tracker_failed("wandb", "OSError: no space left")
     assert "tracking.wandb is given up, and training goes on: OSError: no space left" in caplog.text
+
+
+def test_a_process_that_may_start_no_thread_goes_on_without_its_trackers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    failures = write(tracked(tmp_path, TrackingConfig(tensorboard=TensorBoardConfig())), tmp_path, LINE, LINE)
+    assert failures == [("tensorboard", "RuntimeError: can't start new thread")]

@@ -3,7 +3,8 @@
 A run that starts and finds another run's object waits until that is renewed (then the other run is alive, and this one is
 refused) or `LEASE_SECONDS` are over (then its process is gone). No clocks are compared. A run writes its own object before
 it looks for others, so of two runs that start together at least one is refused. A coordinator that replaces one whose run
-held the claim passes over runs that only wait for theirs.
+held the claim passes over runs that only wait for theirs. A run that was stopped for longer than its lease, as on a machine
+that sleeps, finds its object gone: it looks for others before it writes another.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from coxswain.errors import CoxswainError, Refused
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.structs import UNDECODABLE, prepare
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.store import CorruptObject, NotFound, Store
@@ -78,15 +79,26 @@ class Claim:
             await self._write(UNSET)
         return bool(others)
 
+    def check(self) -> None:
+        """Raises the error that has ended the renewals: Stale where another run has taken the location meanwhile."""
+        if self._renewing is not None and self._renewing.done():
+            self._renewing.result()
+
     async def release(self) -> None:
-        """Stops renewing and deletes the object. A store that is away keeps it: others wait for the lease then."""
+        """Stops renewing and deletes the object, unless it is that of a coordinator that has replaced this one. A store that is
+        away keeps it: others wait for the lease then."""
         if self._renewing is None:
             return
         self._released.set()
         with suppress(CoxswainError, TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
-                await self._renewing  # never cancelled: a write that is under way must not come behind the deletion
-                await self._call(self._store.delete, key_of(self._run.uid))
+                await asyncio.wait([self._renewing])  # never cancelled: no write under way may come behind the deletion
+                await self._call(self._delete_own)
+
+    def _delete_own(self) -> None:
+        found = self._read(key_of(self._run.uid))
+        if found is not None and found.coordinator == self._run.coordinator:
+            self._store.delete(key_of(self._run.uid))
 
     async def _outlive(self, other: LiveRun) -> None:
         """Waits until the other run's lease is over. Raises Refused if it renews its object."""
@@ -106,8 +118,18 @@ class Claim:
                 async with asyncio.timeout(self._renew):
                     await self._released.wait()
                 return
-            with suppress(CoxswainError):  # the next one may succeed
+            with suppress(Refused, Retryable):  # the next one may succeed
+                await self._call(self._check_own)
                 await self._write(self._run.waits)
+
+    def _check_own(self) -> None:
+        """Raises Stale where the object is gone and another run is there: that one has waited for the whole lease."""
+        if self._read(key_of(self._run.uid)) is None and (others := self._others()):
+            raise Stale(
+                f"checkpoint.uri {self._store.uri} was taken by the run of {others[0].job} (uid {others[0].uid}, "
+                f"{others[0].coordinator} on {others[0].place}) while this coordinator was stopped for more than "
+                f"{LEASE_SECONDS:g} s; end one of the two runs"
+            )
 
     async def _write(self, waits: bool | UnsetType) -> None:
         async with self._writing:  # a store that is away lets an earlier write end behind a later one

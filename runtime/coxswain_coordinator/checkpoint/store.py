@@ -19,6 +19,8 @@ from coxswain_link.store import BucketNotFound, NotFound, Store
 log = logging.getLogger(__name__)
 
 RUN_KEY = "run.json"
+WRITTEN = (RUN_KEY, "shards/", "manifests/", "log/", "steps/", "index/", "live/")
+"""What a run writes in its location: there may be files of the user beside it."""
 SEARCHED_BYTES = 64 << 20
 """Of manifests, up to which a location is searched for orphans. Beyond, the search reads for minutes before a world, and a
 leftover of a crash is little beside what is kept."""
@@ -30,8 +32,9 @@ class CheckpointStore:
     Only this class writes under `manifests/` or deletes under `shards/`.
     """
 
-    def __init__(self, job: JobConfig, store: Store) -> None:
-        self._job, self._store = job, store
+    def __init__(self, job: JobConfig, store: Store, fence: Callable[[], None] = lambda: None) -> None:
+        """`fence` raises Stale once another coordinator has begun: what this one has listed may be that one's since."""
+        self._job, self._store, self._fence = job, store, fence
         self._manifests = Manifests(job, store)
         self._doomed: dict[int, set[str]] = {}  # by step, what a manifest names that is being dropped
         self.deletes_at_once = CALLS_AT_ONCE
@@ -90,6 +93,8 @@ class CheckpointStore:
 
     def drop_belated(self) -> None:
         """Deletes manifests that came too late. Call it once every coordinator before is fenced."""
+        if self._manifests.belated:
+            self._fence()
         self.delete([manifest_key(step) for step in self._manifests.belated])
         self._manifests.belated.clear()
 
@@ -132,7 +137,7 @@ class CheckpointStore:
         del self._doomed[step]
 
     def collect_orphans(self) -> int:
-        """Deletes shards that no manifest names: leftovers of saves that never completed.
+        """Deletes shards that no manifest names, and staging files: leftovers of saves that never completed.
 
         Safe only while nothing is saved: at the end, and after the first generation of a process,
         which fences the coordinator before, until that generation's workers start.
@@ -142,17 +147,21 @@ class CheckpointStore:
         if self._manifests.bytes > SEARCHED_BYTES:
             log.info("shards that no manifest names stay: the manifests have %d bytes", self._manifests.bytes)
             return 0
+        if staged := self._store.collect_staged(lambda key: key.startswith(WRITTEN)):
+            log.info("%d files of writers that were killed are deleted", staged)
         if not self._manifests.learn(self._manifests.unread()):
             return 0
         orphans = unnamed((o.path for o in self._store.list("shards/")), self._manifests.named.values())
+        self._fence()  # asked behind the listing: what another coordinator's world saves from now on is not in it
         self.delete(orphans)
         return len(orphans)
 
     def collect_garbage(self) -> None:
         """Deletes what a crash left behind. Call it at the job's end, when no save is under way."""
         self._manifests.newest()
+        self._fence()
         while self.collect(set):
-            pass
+            self._fence()
         self.collect_orphans()
 
     @property

@@ -45,11 +45,18 @@ class PlanLog:
         self._store, self.largest = store, _LARGEST
         self._takeovers = 0  # of the current generation; the last one is ours
         self._created = 0  # the newest generation that is ours; no world may have it
+        self._held = 0  # the newest that was read, created or taken over
         self._fence = Lock()  # over both and what the store has of them: collections and planners look in other threads
 
     def last_generation(self) -> int:
         """Number of the newest generation; 0: none yet."""
         return self._last("log/generations/", 0)
+
+    def read_held(self) -> int:
+        """As `last_generation`. `check_held` raises once another coordinator begins after this."""
+        self._held = self.last_generation()
+        self._takeovers = len(self._store.list(takeovers_of(self._held)))
+        return self._held
 
     def _last(self, folder: str, none: int) -> int:
         """The largest number of a record in a folder."""
@@ -65,7 +72,7 @@ class PlanLog:
         with self._fence:
             created = self._store.create(generation_key(number), _pack(record))
             if created:
-                self._created, self._takeovers = number, 0
+                self._created, self._held, self._takeovers = number, number, 0
         return created
 
     def take_over(self, generation: int, author: str) -> bool:
@@ -73,8 +80,11 @@ class PlanLog:
 
         False when another takeover was faster.
         """
-        self._takeovers = len(self._store.list(f"log/takeovers/{generation:08d}/")) + 1
-        return self._store.create(takeover_key(generation, self._takeovers), _pack(author))
+        number = len(self._store.list(takeovers_of(generation))) + 1
+        created = self._store.create(takeover_key(generation, number), _pack(author))
+        if created:
+            self._held, self._takeovers = generation, number
+        return created
 
     def check_current(self, generation: int) -> None:
         """The fence: raises Stale if another coordinator has created a newer generation, or taken this one or ours over."""
@@ -84,6 +94,10 @@ class PlanLog:
                 raise Stale(f"another coordinator has created generation {generation + 1}; {_TWICE}")
             if self._store.exists(takeover_key(generation, self._takeovers + 1)):
                 raise Stale(f"another coordinator has taken over generation {generation}; {_TWICE}")
+
+    def check_held(self) -> None:
+        """The fence, also where no world has begun yet."""
+        self.check_current(self._held)
 
     def membership(self, segment: int) -> MembershipSegment | None:
         return self._read(membership_key(segment), MembershipSegment)
@@ -141,6 +155,11 @@ class PlanLog:
             return _unpack(key, self._store.get(key), type_)
         except NotFound:
             return None
+
+
+def takeovers_of(generation: int) -> str:
+    """The folder of its takeovers."""
+    return f"log/takeovers/{generation:08d}/"
 
 
 def fitting(record: PlacementSegment, largest: int) -> tuple[PlacementSegment, bytes]:

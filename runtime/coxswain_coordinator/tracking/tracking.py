@@ -46,11 +46,14 @@ class _Outlet:
     def add(self, line: StepLine) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"tracking-{self._field}", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # the process may have no more threads
+                self._give_up(error)
         self._put(line)
 
     def close(self, seconds: float) -> None:
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:
             self._put(None)
             self._thread.join(seconds)
 
@@ -67,5 +70,8 @@ class _Outlet:
                 sink.write(line.step, scalars(line))
             sink.close()
         except Exception as error:  # of a package that is not ours
-            self._lines = queue.Queue(1)  # later lines find it full, those that wait are dropped
-            self._on_failure(self._field, f"{type(error).__name__}: {error}"[:500])
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._lines = queue.Queue(1)  # later lines find it full, those that wait are dropped
+        self._on_failure(self._field, f"{type(error).__name__}: {error}"[:500])

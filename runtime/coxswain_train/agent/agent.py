@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from msgspec import UNSET
@@ -78,6 +78,7 @@ class Agent:
         self._standby = StandbyProber(env, client, self._fork_probe, probe_every)
         self._oom_kills, self._known_kills = oom_kills, oom_kills()
         self._oom: Fault | None = None  # of a worker that was killed for its memory
+        self._error: BaseException | None = None  # of a task that nothing awaits
         self.registered = False
 
     async def run(self) -> int:
@@ -87,6 +88,8 @@ class Agent:
             await self._fork_server.warm()  # while the loaders index
             while self._oom is None:
                 self._fork_server.check()
+                if self._error is not None:
+                    raise self._error
                 reply = await self._register()  # each time: the coordinator may have restarted
                 if reply.lost and self._left != self._generation:
                     await self._leave_world(reply)
@@ -106,6 +109,17 @@ class Agent:
         """Registers again once workers can be imported, or ends the agent where they cannot."""
         await self._fork_server.known.wait()
         self._news.set()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that nothing awaits. Its error ends the agent: no exit would be reported, or no answer of a worker heard."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._take_error)
+        return task
+
+    def _take_error(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = error
+            self._news.set()
 
     async def _register(self) -> Registered:
         self._news.clear()
@@ -180,8 +194,8 @@ class Agent:
         )
         first, self._generation = not self._generation, world.generation
         kept = {worker.device for worker in self._workers}
-        await asyncio.gather(*(self._reseat(worker, mine[worker.device]) for worker in list(self._workers)))
-        await asyncio.gather(*(self._seat(seat, first) for device, seat in mine.items() if device not in kept))
+        await _all(self._reseat(worker, mine[worker.device]) for worker in list(self._workers))
+        await _all(self._seat(seat, first) for device, seat in mine.items() if device not in kept)
         idle = {d.device for d in world.layout.standby if world.trainers[d.trainer] == self._env.name}
         self._standby.begin(world.generation, idle)
 
@@ -203,8 +217,8 @@ class Agent:
         device = seat.device.device
         worker = await self._fork_server.fork(device, worker_environment(self._env, device, self._devices))
         worker.assign(self._generation, seat)
-        worker.listener = asyncio.create_task(worker.listen(self._news.set))
-        self._workers[worker] = asyncio.create_task(self._watch(worker))
+        worker.listener = self._begin(worker.listen(self._news.set))
+        self._workers[worker] = self._begin(self._watch(worker))
         if not first:
             self._metrics["coxswain_agent_worker_restarts_total"].inc()
         self._count()
@@ -264,6 +278,13 @@ class Agent:
 
     def _count(self) -> None:
         self._metrics["coxswain_agent_workers"].set(sum(w.is_running for w in self._workers))
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Raises the first error once all have ended: a worker that one of them starts behind it would be closed by nothing."""
+    for ended in await asyncio.gather(*work, return_exceptions=True):
+        if ended is not None:
+            raise ended
 
 
 async def serve(env: Environment) -> int:

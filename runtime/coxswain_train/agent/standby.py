@@ -60,6 +60,8 @@ class StandbyProber:
                 found = [(d, seconds) for d in asked if (seconds := await self._probe(d)) is not None]
         except (Stale, JobEnded):
             log.info("generation %d is over: its devices on standby are not probed any more", generation)
+        except Exception:  # training goes on without them
+            log.exception("devices on standby are not probed any more in generation %d", generation)
 
     async def _report(self, found: StandbyProbes) -> tuple[int, ...]:
         """The devices to probe next: none, where the coordinator does not answer or is of a release that asks for no probes."""

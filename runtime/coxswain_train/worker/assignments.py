@@ -135,16 +135,22 @@ class AssignmentChannel:
         return self._inside and (self._pending or self._over >= self._taken)
 
     def _listen(self) -> None:
-        while message := self._receive():
+        """Whatever ends this thread, the worker ends too once it waits for a world: it would hear of none."""
+        try:
+            while message := self._receive():
+                self._obey(msgspec.json.decode(message, type=Assignment | Leave))
+        finally:
             with self._change:
-                self._take(msgspec.json.decode(message, type=Assignment | Leave))
+                self._alone = True
                 self._change.notify_all()
-                while self._must_leave:
-                    self._abort()
-                    self._change.wait(_RETRY_SECONDS)
+
+    def _obey(self, order: Assignment | Leave) -> None:
         with self._change:
-            self._alone = True
+            self._take(order)
             self._change.notify_all()
+            while self._must_leave:
+                self._abort()
+                self._change.wait(_RETRY_SECONDS)
 
     def _take(self, order: Assignment | Leave) -> None:
         if isinstance(order, Assignment):

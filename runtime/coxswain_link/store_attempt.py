@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import AlreadyExistsError, NotFoundError
 
 from coxswain.uris import file_path
 from coxswain_link.files import Chooses, Files
 from coxswain_link.object_info import Listing, ObjectInfo
-from coxswain_link.store_faults import ERRORS, NO_S3, CorruptObject, CorruptRead, StoreUnavailable
+from coxswain_link.store_faults import ERRORS, CorruptObject, CorruptRead, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -50,16 +49,10 @@ class StoreAttempt:
 
     def _body(self, key: str, found: Any) -> bytes:
         """All bytes that the answer says it has: obstore does not count them."""
-        self._check_etag(key, found.meta)
         data, (start, stop) = bytes(found.bytes()), found.range
         if len(data) != stop - start:
             raise CorruptRead(f"{where(self._uri, key)}: {len(data)} of {stop - start} bytes arrived")
         return data
-
-    def _check_etag(self, key: str, meta: Mapping[str, Any]) -> None:
-        """Every S3 server sends one with an object."""
-        if self._remote and not meta["e_tag"]:
-            raise StoreUnavailable(f"{where(self._uri, key)}: {NO_S3}")
 
     def _proved(self, data: bytes, digest: object, etag: str) -> bool:
         """By our own digest, by TLS, or by an ETag that is the MD5 of the content."""
@@ -127,11 +120,7 @@ class StoreAttempt:
         raise StoreUnavailable(f"{where(self._uri, key)}: was missing for a moment")
 
     def _head(self, key: str) -> ObjectInfo:
-        if self._files is not None:
-            return self._files.head(key)
-        found = obstore.head(self._backend, key)
-        self._check_etag(key, found)
-        return _info(found)
+        return _info(obstore.head(self._backend, key)) if self._files is None else self._files.head(key)
 
     def files(self, wanted: Chooses, may_hold: Chooses) -> Listing:
         """All files of a folder, of any name. Raises Refused as `Files.list`."""
@@ -144,17 +133,7 @@ class StoreAttempt:
     def page(self, prefix: str, after: str) -> tuple[Listing, bool]:
         """The objects behind the key `after`, by path, on S3 at most a page of them; and whether there may be more."""
         found = self._agreed(prefix, lambda: self._page(prefix, after))
-        if self._remote and not found:
-            self._check_absent(prefix)
         return found, len(found) == PAGE
-
-    def _check_absent(self, prefix: str) -> None:
-        """Asks for an object that cannot be there: obstore takes any well-formed page for an empty listing."""
-        try:
-            obstore.head(self._backend, f"{prefix}{secrets.token_hex(16)}")
-        except (NotFoundError, FileNotFoundError, PermissionDeniedError, PermissionError, UnauthenticatedError):
-            return
-        raise StoreUnavailable(f"{where(self._uri, prefix)}: {NO_S3}")
 
     def _page(self, prefix: str, after: str) -> Listing:
         found = obstore.list(self._backend, prefix or None, offset=after or None, chunk_size=PAGE)

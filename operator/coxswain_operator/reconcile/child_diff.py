@@ -14,7 +14,6 @@ from coxswain_operator.reconcile.actions import Create, Delete
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.pinned import Start
 from coxswain_operator.reconcile.status import JobStatus
-from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import ChildView
 
 BUDGET = "PodDisruptionBudget"
@@ -63,12 +62,11 @@ def budget_due(ctx: Context) -> float:
         return math.inf
     if resize.trains(ctx):
         return ctx.now
-    ready = ctx.status.condition("PodsReady")
-    whole = ready is not None and ready.status == "True"
-    return (seconds(ready.last_transition_time) if ready and whole else ctx.now) + BUDGET_SECONDS
+    return min(ctx.status.since("PodsReady"), ctx.now) + BUDGET_SECONDS
 
 
 def requeue_times(ctx: Context) -> Iterator[float]:
+    """When the budget that is missing may be made."""
     if not any(c.kind == BUDGET for c in ctx.observed.children):
         yield budget_due(ctx)
 

@@ -185,6 +185,11 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
         condition = self.condition(type_)
         return condition is not None and condition.status == status
 
+    def since(self, type_: str, status: str = "True") -> float:
+        """When the condition came to this status; infinity where it has another."""
+        condition = self.condition(type_)
+        return seconds(condition.last_transition_time) if condition and condition.status == status else float("inf")
+
     @property
     def ended(self) -> bool:
         """Completed or Failed, which is final unless a retry is requested."""
@@ -228,14 +233,8 @@ def due_at(old: JobStatus, new: JobStatus, now: float) -> float:
         return 0.0
     if trains:
         return written + PROGRESS_SECONDS
-    return written + max(PROGRESS_SECONDS if counts else MESSAGE_SECONDS, written - _starting_since(old))
-
-
-def _starting_since(status: JobStatus) -> float:
-    """When its pods began to be waited for. A start that takes long writes its counts ever more rarely."""
-    condition = status.condition("PodsReady")
-    waits = condition is not None and condition.status == "False"
-    return seconds(condition.last_transition_time) if condition and waits else float("inf")
+    # A start that takes long writes its counts ever more rarely.
+    return written + max(PROGRESS_SECONDS if counts else MESSAGE_SECONDS, written - old.since("PodsReady", "False"))
 
 
 def _steady(status: JobStatus) -> JobStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
 import logging
 import os
@@ -100,6 +101,11 @@ def allow_open_files() -> None:
     """Raises this process's limit of open files to what it may be: many systems begin with 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def why_not(process: str, error: OSError) -> str:
+    """What this process says of the error of a call that opens files."""
+    return no_more_files(process) if error.errno == errno.EMFILE else str(error)
 
 
 def no_more_files(process: str) -> str:

@@ -7,7 +7,6 @@ Importing torch takes seconds; a fork takes none. The fork server has no threads
 
 from __future__ import annotations
 
-import errno
 import gc
 import importlib
 import os
@@ -23,7 +22,7 @@ import msgspec
 
 from coxswain import names
 from coxswain.structs import prepare
-from coxswain_link.environment import end_with_parent, leave, no_more_files
+from coxswain_link.environment import end_with_parent, leave, why_not
 from coxswain_train.worker.assignments import ENV_CHANNEL
 
 MESSAGE = 64 << 10  # bytes
@@ -89,8 +88,7 @@ def _serve(agent: socket.socket, ready: selectors.BaseSelector, work: Callable[[
     try:
         pid, handle = _fork()
     except OSError as error:  # as many processes as a pod may have, or no memory: the workers that run go on
-        why = no_more_files("the fork server") if error.errno == errno.EMFILE else str(error)
-        agent.send(msgspec.json.encode(NotForked(why)))
+        agent.send(msgspec.json.encode(NotForked(why_not("the fork server", error))))
         return True
     finally:
         if os.getpid() == me:

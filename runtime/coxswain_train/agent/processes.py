@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -19,7 +18,7 @@ from coxswain.errors import Retryable
 from coxswain.layout import Seat
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import Fault
-from coxswain_link.environment import end_with_parent, no_more_files
+from coxswain_link.environment import end_with_parent, no_more_files, why_not
 from coxswain_train.agent.forkserver import MESSAGE, Exited, Forked, ForkRequest, NotForked, Ready
 from coxswain_train.worker.assignments import Assignment, Leave, Leaving, Left
 
@@ -284,7 +283,6 @@ def _files_of_a_worker() -> tuple[int, socket.socket, socket.socket]:
             os.close(fault_file)
             raise
     except OSError as error:
-        why = no_more_files("this agent") if error.errno == errno.EMFILE else str(error)
-        raise Retryable(f"no process can be forked: {why}") from error
+        raise Retryable(f"no process can be forked: {why_not('this agent', error)}") from error
     ours.setblocking(False)
     return fault_file, ours, theirs

@@ -74,8 +74,9 @@ class Files:
         return claimed
 
     def collect_staged(self, below: Callable[[str], object]) -> int:
-        """Deletes the staging files of writers that were killed, of keys that `below` chooses: how many there were."""
-        found = [info.path for info in self._below(lambda key: False, lambda folder: False)]
+        """Deletes the staging files of writers that were killed, of keys that `below` chooses: how many there were. Enters no
+        folder, as `shards/`, that it does not choose."""
+        found = [info.path for info in self._below(lambda key: False, lambda folder: False, below)]
         return sum(_discard(self._folder / key) for key in found if _STAGED.search(key) and below(key))
 
     def list(self, wanted: Chooses, may_hold: Chooses = lambda folder: True) -> Listing:
@@ -83,7 +84,7 @@ class Files:
         too many links lead to, and `may_hold` a wanted one."""
         return sorted(self._below(wanted, may_hold))
 
-    def _below(self, wanted: Chooses, may_hold: Chooses) -> Iterator[ObjectInfo]:
+    def _below(self, wanted: Chooses, may_hold: Chooses, enters: Chooses = lambda folder: True) -> Iterator[ObjectInfo]:
         folders: list[tuple[str, tuple[_Folder, ...], int]] = [
             ("", (), 0)
         ]  # each with those above it and the links on its way; no recursion: they may be deep
@@ -100,7 +101,8 @@ class Files:
             for entry in entries:
                 key = f"{folder}/{entry.name}" if folder else entry.name
                 if _is_folder(entry):
-                    folders.append((key, (*above, here), links + entry.is_symlink()))
+                    if enters(f"{key}/"):
+                        folders.append((key, (*above, here), links + entry.is_symlink()))
                 elif (info := self._listed(entry, key, wanted)) is not None:
                     yield info
 

@@ -101,6 +101,24 @@ def test_a_staging_file_that_is_collected_before_it_is_locked_is_made_again(
     assert (collected, files(tmp_path), store.get("a")) == ([1], ["a"], b"content")
 
 
+def test_folders_of_the_user_beside_a_runs_are_not_looked_at(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corpus beside the checkpoints may have millions of files."""
+    for name in ("corpus/en", "shards/a"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x#1").write_bytes(b"x")
+    looked, scan = list[str](), os.scandir
+
+    def scandir(folder: Path) -> os._ScandirIterator[str]:
+        looked.append(str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert store.collect_staged(lambda key: key.startswith("shards/")) == 1
+    assert looked == [str(tmp_path), str(tmp_path / "shards"), str(tmp_path / "shards/a")]
+
+
 def test_where_files_cannot_be_locked_all_stay_and_objects_are_written(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -107,6 +108,18 @@ async def test_the_checkpoint_before_it_stays_although_only_one_is_kept(job):
     assert (checkpoints.open().step, checkpoints.resumable) == (3, 3)
     checkpoints.collect_garbage()
     assert (manifests(store_of(job)), are_whole(store_of(job))) == ([(3, 1)], True)
+
+
+async def test_a_coordinator_that_another_has_followed_does_not_delete_it(job):
+    async with training(job) as first:
+        comes = await held_up(first, 3)
+        async with followed(job, "two", 2):
+            await comes()
+    checkpoints = CheckpointStore(job, store := store_of(job), Mock(side_effect=Stale("another has begun")))
+    assert checkpoints.open() is None
+    with pytest.raises(Stale):
+        checkpoints.drop_belated()
+    assert [step for step, _ in manifests(store)] == [3]
 
 
 async def test_a_coordinator_that_adopts_the_later_world_does_not_count_it(job):

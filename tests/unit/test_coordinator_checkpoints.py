@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Barrier
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from coxswain.boxes import Box
 from coxswain.config import CheckpointConfig
 from coxswain.digests import STREAM_SEED
-from coxswain.errors import Refused
+from coxswain.errors import Refused, Stale
 from coxswain.membership.stream import initial_cursor
 from coxswain.planlog import manifest_key, manifest_step
 from coxswain.wire import CheckpointManifest, Listing, Shard, ShardsSaved
@@ -148,6 +149,18 @@ def test_creating_a_checkpoint_drops_the_oldest(tmp_path):
     assert [o.path for o in store.list("manifests/")] == ["manifests/step-0000000012.json"]
     with pytest.raises(NotFound):
         store.get("shards/a.safetensors")
+
+
+@pytest.mark.parametrize(("asked", "left"), [(1, [3, 6, 9, 12]), (5, [6, 9, 12]), (6, [9, 12])])
+def test_a_coordinator_that_another_follows_at_its_end_drops_no_further_checkpoint(tmp_path, asked, left):
+    """It reads three manifests, then drops three checkpoints. The fence refuses when it is asked for the nth time."""
+    job = make_job(tmp_path, checkpoint=CheckpointConfig(uri=f"file://{tmp_path}/store", keep_last=1))
+    store = store_with(job, *(manifest(job, step, [shard(str(step))]) for step in (3, 6, 9, 12)))
+    checkpoints = CheckpointStore(job, store, Mock(side_effect=[None] * (asked - 1) + [Stale("another has begun")]))
+    checkpoints.open()
+    with pytest.raises(Stale):
+        checkpoints.collect_garbage()
+    assert [manifest_step(o.path) for o in store.list("manifests/")] == left
 
 
 def test_shards_of_saves_that_never_completed_are_orphans(tmp_path):

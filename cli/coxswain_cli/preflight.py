@@ -101,6 +101,16 @@ def _opened(uri: str) -> int:
         raise Refused("CheckpointUnusable", f"checkpoint.uri {uri}: {why}; {way_out}") from error
 
 
+def check_loopback() -> None:
+    """Raises Refused while no process here can reach another, as in a new network namespace. Addresses can be bound there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_BYSTANDER, names.PORT_COORDINATOR))  # sends nothing: asks for the route
+        except OSError as error:
+            message = f"the loopback network, by which the services of a run talk, is down ({error.strerror})"
+            raise Refused("NoLoopback", f"{message}; bring it up: `ip link set lo up`") from error
+
+
 def check_ports() -> None:
     """Raises Refused when a process listens on every address at a port that pods need."""
     taken = [port for port in _PORTS if _is_taken(port)]

@@ -25,7 +25,7 @@ from coxswain_cli.interrupts import Interrupts, SteadyStream
 from coxswain_cli.jsonlines import JsonOutput
 from coxswain_cli.limits import check_limits
 from coxswain_cli.output import Output, TextOutput
-from coxswain_cli.preflight import check_ports, check_room, check_stops, check_volumes, lock_checkpoints
+from coxswain_cli.preflight import check_loopback, check_ports, check_room, check_stops, check_volumes, lock_checkpoints
 from coxswain_cli.progress import View, Watcher
 from coxswain_cli.scale import with_trainers
 from coxswain_cli.summary import FAILED, exit_code, has_ended, is_suspended
@@ -126,6 +126,7 @@ async def run(objects: list[Manifest], workdir: Path, options: Options, output: 
         if has_ended(job):
             output.say(nothing_to_do(job, workdir))
         else:
+            check_loopback()
             check_ports()
             job = await forget_checkpoint(cluster, job) if options.accept_older else job
             with lock_checkpoints(job), output.display() as display:

@@ -8,30 +8,32 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-_KILLS = ("memory.events", "memory/memory.oom_control")
-_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
+_OF_PROCESS = Path("/proc/self/cgroup")
+_KILLS = ("memory.events", "memory.oom_control")
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
 _UNLIMITED = 1 << 60  # bytes; version 1 shows a huge number instead of "max"
 
 
-def oom_kills(root: Path = ROOT) -> int:
+def oom_kills(root: Path = ROOT, of_process: Path = _OF_PROCESS) -> int:
     """How many processes the kernel killed so far for lack of memory; 0 where it does not count them."""
-    counted = [line.split() for line in _first(root, _KILLS).splitlines() if line.startswith("oom_kill ")]
+    text = next(_texts("memory", _KILLS, root, of_process), "")
+    counted = [line.split() for line in text.splitlines() if line.startswith("oom_kill ")]
     return int(counted[0][1]) if counted else 0
 
 
-def limit(root: Path = ROOT) -> int | None:
+def limit(root: Path = ROOT, of_process: Path = _OF_PROCESS) -> int | None:
     """Bytes; None for no limit."""
-    text = _first(root, _LIMITS).strip()
+    text = next(_texts("memory", _LIMITS, root, of_process), "").strip()
     return int(text) if text.isdecimal() and int(text) < _UNLIMITED else None
 
 
-def held_back(root: Path = ROOT, of_process: Path = Path("/proc/self/cgroup")) -> float:
+def held_back(root: Path = ROOT, of_process: Path = _OF_PROCESS) -> float:
     """Seconds that the quota of this process's group has held it back so far, added up over processors; 0 where none is counted.
 
     A group without a quota is never held back, however many others want its processors.
     """
-    stats = (_read(folder / "cpu.stat") for folder in _cpu_groups(root, of_process))
-    counted = dict(line.split() for line in next(filter(None, stats), "").splitlines())
+    text = next(_texts("cpu", ("cpu.stat",), root, of_process), "")
+    counted = dict(line.split() for line in text.splitlines())
     return int(counted.get("throttled_usec", 0)) / 1e6 + int(counted.get("throttled_time", 0)) / 1e9
 
 
@@ -52,18 +54,18 @@ class CoreShare:
         self.value, self._before = ran / (ran + lost) if ran > 0 else 1.0, now
 
 
-def _cpu_groups(root: Path, of_process: Path) -> Iterator[Path]:
+def _texts(controller: str, files: tuple[str, ...], root: Path, of_process: Path) -> Iterator[str]:
+    return filter(None, (_read(folder / file) for folder in _groups(controller, root, of_process) for file in files))
+
+
+def _groups(controller: str, root: Path, of_process: Path) -> Iterator[Path]:
     """Where the process's group may be: below the mount as the kernel names it, or the mount itself, as in a container."""
     for line in _read(of_process).splitlines():
         _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):
-            mounts = (root / "cpu", root / controllers) if controllers else (root,)
+        if not controllers or controller in controllers.split(","):
+            mounts = (root / controller, root / controllers) if controllers else (root,)
             yield from (mount / path.lstrip("/") for mount in mounts)
             yield from mounts
-
-
-def _first(root: Path, names: tuple[str, ...]) -> str:
-    return next(filter(None, (_read(root / name) for name in names)), "")
 
 
 def _read(path: Path) -> str:

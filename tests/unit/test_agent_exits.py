@@ -137,7 +137,7 @@ async def test_a_request_to_a_fork_server_that_has_just_ended_fails_at_once(tmp_
     os.kill(pid, 9)
     wait_until(lambda: not is_alive(pid))
     try:
-        with pytest.raises(Retryable, match="the process that forks the workers ended"):
+        with pytest.raises(Retryable, match=r"the process that forks the workers was killed by signal 9 \(Killed\)"):
             await asyncio.wait_for(server.fork(0, {}), 30)
     finally:
         await server.end()
@@ -240,6 +240,14 @@ async def test_a_worker_that_the_kernel_kills_for_its_memory_is_reported_as_such
         assert await asyncio.wait_for(started.running, 30) == 1
     assert (exit_.rank, exit_.exit_code, exit_.fault.reason) == (0, -9, "OOMKilled")
     assert faults_with_a_raised_limit(exit_.fault.message) == []
+
+
+async def test_a_fork_server_that_is_killed_before_it_is_ready_ends_its_trainer_with_the_signal(tmp_path, coordinator):
+    started, module = Started(coordinator.url, tmp_path, FOREVER), tmp_path / "scripted_worker.py"
+    module.write_text("import os\nos.kill(os.getpid(), 9)\n")
+    async with started:
+        with pytest.raises(Retryable, match=r"the process that forks the workers was killed by signal 9 \(Killed\)"):
+            await asyncio.wait_for(asyncio.shield(started.running), 20)
 
 
 def faults_with_a_raised_limit(message):

@@ -51,7 +51,7 @@ def forking(left: int = -1) -> Iterator[tuple[ForkServer, Path]]:
 async def ready(server: ForkServer) -> None:
     await server.warm()
     await asyncio.wait_for(server.known.wait(), 30)
-    server.check()
+    await server.check()
 
 
 def pids(folder: Path) -> list[int]:

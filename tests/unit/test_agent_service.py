@@ -133,6 +133,23 @@ async def test_an_agent_that_leaves_for_the_memory_of_a_worker_writes_why_and_th
     assert fault.message.startswith("rank 1 was killed ") and said in fault.message
 
 
+async def test_an_agent_whose_fork_server_the_kernel_kills_for_its_memory_writes_that_as_its_own_fault(
+    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing torch takes most of what a small container has. Before, the message named a log that says nothing."""
+    log = tmp_path / "fault"
+    env = dataclasses.replace(environment(coordinator.url), termination_log=log)
+    monkeypatch.setattr(agent_fakes, "environment", lambda *_: env)
+    started = Started(coordinator.url, tmp_path, FOREVER)
+    (tmp_path / "scripted_worker.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    started.oom_kills += 1
+    async with started:
+        assert await asyncio.wait_for(asyncio.shield(started.running), 20) == 1
+    fault = msgspec.json.decode(log.read_bytes(), type=Fault)
+    assert (fault.reason, fault.retryable) == ("OOMKilled", True)
+    assert fault.message.startswith("the process that forks the workers was killed for its memory")
+
+
 @pytest.mark.parametrize("code", [1, 2])
 async def test_the_fault_of_the_job_is_that_of_its_agent_too(
     tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, code: int

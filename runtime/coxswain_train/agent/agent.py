@@ -30,7 +30,7 @@ from coxswain_link.metrics import MetricsRegistry, build
 from coxswain_train import cgroup
 from coxswain_train.agent.devices import fork_server_environment, trainer_devices, worker_environment
 from coxswain_train.agent.network import interface_environment
-from coxswain_train.agent.processes import KILLED, ForkServer, WorkerHandle
+from coxswain_train.agent.processes import KILLED, ForkServer, ForkServerEnded, WorkerHandle
 from coxswain_train.agent.standby import PROBE_EVERY, StandbyProber
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Agent:
         try:
             await self._fork_server.warm()  # while the loaders index
             while self._oom is None:
-                self._fork_server.check()
+                await self._fork_server.check()
                 if self._error is not None:
                     raise self._error
                 reply = await self._register()  # each time: the coordinator may have restarted
@@ -96,6 +96,11 @@ class Agent:
                 elif (world := await self._next_world()) is not None:
                     await self._enter(world)
             write_fault(self._env.termination_log, self._oom)
+            return Exit.RETRYABLE
+        except ForkServerEnded as error:
+            if (fault := self._oom_fault("the process that forks the workers", error.code)) is None:
+                raise
+            write_fault(self._env.termination_log, fault)
             return Exit.RETRYABLE
         except JobEnded as ended:
             return await self._leave(ended.finished)
@@ -234,7 +239,7 @@ class Agent:
         """
         code = await asyncio.shield(worker.ended)
         rank = worker.assignment.rank
-        fault = worker.read_fault() or self._oom_fault(rank, code)
+        fault = worker.read_fault() or self._oom_fault(f"rank {rank}", code)
         log.log(logging.INFO if code == 0 else logging.WARNING, "rank %d exited with %d: %s", rank, code, fault)
         self._count()
         report = WorkerExit(
@@ -250,12 +255,12 @@ class Agent:
         except CoxswainError as error:
             log.warning("cannot report the exit of rank %d: %s", rank, error)
 
-    def _oom_fault(self, rank: int, code: int) -> Fault | None:
+    def _oom_fault(self, what: str, code: int) -> Fault | None:
         """If the kernel killed it for its memory, the trainer leaves too, as where the kernel kills a whole container."""
         if code != KILLED or self._oom_kills() <= self._known_kills:
             return None
         limit = cgroup.limit()
-        what = f"rank {rank} was killed for its memory" + (f" (limit {limit >> 20} MiB)" if limit else "")
+        what += " was killed for its memory" + (f" (limit {limit >> 20} MiB)" if limit else "")
         self._oom = Fault("OOMKilled", f"{what}: {_MORE_MEMORY}", retryable=True)
         return self._oom
 

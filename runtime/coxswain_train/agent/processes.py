@@ -27,7 +27,15 @@ log = logging.getLogger(__name__)
 _GRACE = 2.0  # seconds between SIGTERM and SIGKILL: a worker of a past world has nothing to save
 KILLED = -signal.SIGKILL
 _Answer = Ready | Forked | NotForked | Exited
-_ENDED = "the process that forks the workers ended; its log says why"
+
+
+class ForkServerEnded(Retryable):
+    """The process that forks the workers ended. `code`: how, negative where a signal killed it."""
+
+    def __init__(self, code: int) -> None:
+        what = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else "ended; its log says why"
+        super().__init__(f"the process that forks the workers {what}")
+        self.code = code
 
 
 @dataclass(eq=False, slots=True)
@@ -158,10 +166,15 @@ class ForkServer:
             if self._channel is None:
                 await self._start()
 
-    def check(self) -> None:
-        """Raises Retryable where the first one ended before it had imported what workers need: nothing says that another will."""
+    async def check(self) -> None:
+        """Raises ForkServerEnded where the first one ended before it had imported what workers need: nothing says that another
+        will."""
         if self.known.is_set() and not self.is_ready:
-            raise Retryable(_ENDED)
+            raise await self._ended()
+
+    async def _ended(self) -> ForkServerEnded:
+        assert self._process is not None
+        return ForkServerEnded(await self._process.wait())
 
     async def _start(self) -> None:
         if self._process is not None:
@@ -180,8 +193,8 @@ class ForkServer:
         asyncio.get_running_loop().add_reader(ours, self._listen)
 
     async def fork(self, device: int, environment: Mapping[str, str], module: str = "") -> WorkerHandle:
-        """A new worker, without an assignment yet, or the work of another module. Raises Retryable when the fork server ends
-        first, or may not fork."""
+        """A new worker, without an assignment yet, or the work of another module. Raises ForkServerEnded when the fork server
+        ends first, Retryable when it may not fork."""
         await self.warm()
         fault_file, ours, theirs = _files_of_a_worker()
         forked: asyncio.Future[tuple[int, int]] | None = None
@@ -189,9 +202,11 @@ class ForkServer:
             with theirs:
                 forked = self._request(ForkRequest(dict(environment), module), fault_file, theirs)
             pid, handle = await forked
-        except BaseException:
+        except BaseException as error:
             ours.close()
             os.close(fault_file)
+            if isinstance(error, ConnectionError):  # also where the event loop has not seen the end yet
+                raise await self._ended() from error
             if forked is not None and forked.done() and not forked.cancelled() and forked.exception() is None:
                 os.close(forked.result()[1])  # the answer came as the caller was cancelled
             raise
@@ -201,10 +216,7 @@ class ForkServer:
         self, request: ForkRequest, fault_file: int, channel: socket.socket
     ) -> asyncio.Future[tuple[int, int]]:
         assert self._channel is not None
-        try:
-            socket.send_fds(self._channel, [msgspec.json.encode(request)], [fault_file, channel.fileno()])
-        except OSError as error:  # it ended, and the event loop has not seen it yet
-            raise Retryable(_ENDED) from error
+        socket.send_fds(self._channel, [msgspec.json.encode(request)], [fault_file, channel.fileno()])
         forked: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
         self._requests.append(forked)
         return forked
@@ -269,7 +281,7 @@ class ForkServer:
             ended.set_result(KILLED)
         for request in self._requests:
             if not request.done():
-                request.set_exception(Retryable(_ENDED))
+                request.set_exception(ConnectionResetError())
         self._running, self._requests = {}, deque()
 
 

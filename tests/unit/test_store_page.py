@@ -12,7 +12,9 @@ from coxswain.config import EndpointConfig
 from coxswain_link.store import Store, StoreUnavailable, open_store
 
 PAGE = b"<html><head><title>Log in</title></head><body><p>Welcome</p></body></html>"
-EMPTY = b"<ListBucketResult><Name>corpus</Name><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
+EMPTY = (
+    b"<ListBucketResult><Name>corpus</Name><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
+)
 
 
 class Portal(BaseHTTPRequestHandler):

@@ -73,6 +73,7 @@ class Controller:
         observed = await self.observe(namespace, name)
         if observed is None:
             if await self._cluster.get("TrainingJob", namespace, name) is None:
+                self._executor.forget(namespace, name)
                 await self._release_orphans(namespace, name)
             return None
         decision = self._decide(observed)

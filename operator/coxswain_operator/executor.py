@@ -12,7 +12,7 @@ from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import Fault
 from coxswain_operator.children.workload import KIND as WORKLOAD
 from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Denied, JobControl
-from coxswain_operator.pass_refusals import PassRefusals, Refusals
+from coxswain_operator.pass_refusals import JobKey, PassRefusals, Refusals, key_of
 from coxswain_operator.reconcile.actions import (  # fmt: skip
     Action,
     CheckpointAndStop,
@@ -41,13 +41,18 @@ class ActionExecutor:
     def __init__(self, cluster: Cluster, control: JobControl, at_once: int) -> None:
         self._cluster, self._control, self._at_once = cluster, control, at_once
         self._refusals = Refusals()
-        self._workers: dict[str, int] = {}  # by the job's uid, during a restart
+        self._workers: dict[JobKey, int] = {}  # during a restart
         self._quarantining = asyncio.Lock()
         self._said = ""  # why the last quarantine could not be made or ended
 
     def refusals(self, job: Manifest) -> PassRefusals:
         """What the cluster did not take of the last pass."""
-        return self._refusals.of(job["metadata"]["uid"])
+        return self._refusals.of(key_of(job))
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Drops what is known of jobs of this name, which are gone."""
+        self._refusals.forget(namespace, name)
+        self._workers = {key: workers for key, workers in self._workers.items() if key[:2] != (namespace, name)}
 
     async def execute(self, job: Manifest, decision: Decision) -> bool:
         """Executes all actions in their order. False: a result was unexpected; observe again soon.
@@ -59,7 +64,7 @@ class ActionExecutor:
         deletes, creates = decision.of(Delete), decision.of(Create)
         statuses = decision.of(WriteStatus)
         done = [await self._execute_one(job, action) for action in statuses if _is_of(job, action)]
-        self._refusals.begin(job["metadata"]["uid"])
+        self._refusals.begin(key_of(job))
         done += [await self._execute_one(job, event) for event in decision.of(Event)]
         needed = [*(d for d in deletes if not _is_pod(d)), *(c for c in creates if not _is_budget(c))]
         done.append(ready := await self._execute_together(job, needed))
@@ -76,15 +81,15 @@ class ActionExecutor:
 
     async def _execute_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:
         """Interleaves deletions and creations; after OVERLAP_SECONDS or BATCH_SECONDS the next pass does the rest."""
-        uid, seconds = job["metadata"]["uid"], OVERLAP_SECONDS if deletes else BATCH_SECONDS
+        key, seconds = key_of(job), OVERLAP_SECONDS if deletes else BATCH_SECONDS
         calls = self._calls(job, interleave(deletes, creates))
-        batch = SlowStartBatch(calls, self._at_once, seconds, self._workers.pop(uid, 1))
+        batch = SlowStartBatch(calls, self._at_once, seconds, self._workers.pop(key, 1))
         smooth = await _run(batch)
         # Nothing may stop deletions: a quota may wait for their room.
         if deletes and self.refusals(job).rejection is not None:
             await self._execute_together(job, deletes)
         if smooth and creates and (deletes or not batch.is_done):  # the next pass continues with as many
-            self._workers[uid] = batch.workers
+            self._workers[key] = batch.workers
         return smooth
 
     async def _execute_together(self, job: Manifest, actions: Sequence[Action]) -> bool:
@@ -130,7 +135,7 @@ class ActionExecutor:
                 text = f"{fault.reason}: {fault.message}; until then nothing is done for the job"
                 await self._cluster.publish(job, Event("FailedUpdate", text, warning=True))
                 raise
-            self._refusals.set_fault(job["metadata"]["uid"], fault)
+            self._refusals.set_fault(key_of(job), fault)
             raise _Rejected from error
 
     async def _quarantine(self, job: Manifest, action: Quarantine) -> None:
@@ -156,7 +161,7 @@ class ActionExecutor:
             log.log(logging.DEBUG if str(error) == self._said else logging.WARNING, "quarantine: %s", error)
             self._said = str(error)
             if not isinstance(error, AlreadyExists):  # which the next pass sees
-                self._refusals.set_quarantine(job["metadata"]["uid"], f"NodeQuarantine {name}", error)
+                self._refusals.set_quarantine(key_of(job), f"NodeQuarantine {name}", error)
             return False
 
     def _manifest(self, job: Manifest, action: CreatePod) -> Manifest:
@@ -165,7 +170,7 @@ class ActionExecutor:
             return action.manifest
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             text = f"Pod {action.name} cannot be made of the job's templates: {type(error).__name__}: {error}"
-            self._refusals.set_fault(job["metadata"]["uid"], Fault("TemplateUnusable", text, retryable=True))
+            self._refusals.set_fault(key_of(job), Fault("TemplateUnusable", text, retryable=True))
             raise _Rejected from error
 
     async def _create(self, job: Manifest, manifest: Manifest) -> bool:
@@ -178,7 +183,7 @@ class ActionExecutor:
                 return True
             if kind == WORKLOAD:  # its name is made of the job's uid: the next look finds it
                 return False
-            self._refusals.set_taken(job["metadata"]["uid"], kind, name)
+            self._refusals.set_taken(key_of(job), kind, name)
             return False
 
     async def _permitted(self, job: Manifest, what: str, call: Awaitable[object]) -> bool:
@@ -187,7 +192,7 @@ class ActionExecutor:
         try:
             await call
         except (Conflict, Refused, Retryable) as error:
-            if self._refusals.reject(job["metadata"]["uid"], what, error):
+            if self._refusals.reject(key_of(job), what, error):
                 raise _Rejected from error
             return False
         return True

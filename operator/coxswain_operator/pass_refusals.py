@@ -8,6 +8,7 @@ from coxswain.errors import Refused, Retryable
 from coxswain.wire import Fault
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.refusals import fault_of
+from coxswain_operator.views import Manifest
 
 
 @dataclass(slots=True)
@@ -21,41 +22,53 @@ class PassRefusals:
     before: frozenset[str] = frozenset()  # likewise in the pass before
 
 
+JobKey = tuple[str, str, str]  # namespace, name, uid
+
+
+def key_of(job: Manifest) -> JobKey:
+    meta = job["metadata"]
+    return meta["namespace"], meta["name"], meta["uid"]
+
+
 class Refusals:
-    """By the job's uid."""
+    """By job. A job that is made again under the name of another begins with none."""
 
     def __init__(self) -> None:
-        self._of: dict[str, PassRefusals] = {}
+        self._of: dict[JobKey, PassRefusals] = {}
 
-    def of(self, uid: str) -> PassRefusals:
+    def forget(self, namespace: str, name: str) -> None:
+        """Drops those of jobs of this name, which are gone."""
+        self._of = {key: found for key, found in self._of.items() if key[:2] != (namespace, name)}
+
+    def of(self, key: JobKey) -> PassRefusals:
         """Of the last pass, or of the one under way. To be read only."""
-        return self._of.get(uid) or PassRefusals()
+        return self._of.get(key) or PassRefusals()
 
-    def begin(self, uid: str) -> None:
+    def begin(self, key: JobKey) -> None:
         """Forgets the pass before, but for what met a conflict in it."""
-        if before := self._of.pop(uid, PassRefusals()).conflicts:
-            self._of[uid] = PassRefusals(before=frozenset(before))
+        if before := self._of.pop(key, PassRefusals()).conflicts:
+            self._of[key] = PassRefusals(before=frozenset(before))
 
-    def reject(self, uid: str, what: str, error: Refused | Retryable | Conflict) -> bool:
+    def reject(self, key: JobKey, what: str, error: Refused | Retryable | Conflict) -> bool:
         """False: a conflict that this object did not meet in the pass before, as of writes that meet in a quota's status."""
-        mine = self._kept(uid)
+        mine = self._kept(key)
         if isinstance(error, Conflict):
             mine.conflicts.add(what)
             if what not in mine.before:
                 return False
-        self.set_fault(uid, fault_of(what, error))
+        self.set_fault(key, fault_of(what, error))
         return True
 
-    def set_fault(self, uid: str, fault: Fault) -> None:
+    def set_fault(self, key: JobKey, fault: Fault) -> None:
         """The first of a pass stays."""
-        mine = self._kept(uid)
+        mine = self._kept(key)
         mine.rejection = mine.rejection or fault
 
-    def set_taken(self, uid: str, kind: str, name: str) -> None:
-        self._kept(uid).taken.append((kind, name))
+    def set_taken(self, key: JobKey, kind: str, name: str) -> None:
+        self._kept(key).taken.append((kind, name))
 
-    def set_quarantine(self, uid: str, what: str, error: Refused | Retryable | Conflict) -> None:
-        self._kept(uid).quarantine = fault_of(what, error).message
+    def set_quarantine(self, key: JobKey, what: str, error: Refused | Retryable | Conflict) -> None:
+        self._kept(key).quarantine = fault_of(what, error).message
 
-    def _kept(self, uid: str) -> PassRefusals:
-        return self._of.setdefault(uid, PassRefusals())
+    def _kept(self, key: JobKey) -> PassRefusals:
+        return self._of.setdefault(key, PassRefusals())

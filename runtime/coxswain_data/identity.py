@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 _SECONDS = 30.0
 """Between two saves of digests, and between two looks at those of other processes."""
 
+OF_AN_OBJECT = 50_000
+"""Digests of an object, some 6 MB: a save writes the last object again, and a look reads it."""
+
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
     """A file as it was when it was read: its ETag (size, time and inode), and its digest."""
@@ -31,17 +34,17 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
 class FileIdentities:
     """Digests of a source's files. `index`, once it is set, keeps them for other processes and the next start.
 
-    Each process writes an object of its own with the digests that it has made, and reads those of all. A digest counts for
-    a path with an ETag, so no two objects contradict each other, and none is overwritten by another process.
+    Each process writes objects of its own with the digests that it has made, one after the other, and reads those of all. A
+    digest counts for a path with an ETag, so no two objects contradict each other, and none is overwritten by another process.
     """
 
     def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.index: Store | None = None
         self._uri, self._clock = uri, clock
         self._folder = f"index/files/{hashlib.sha256(uri.encode()).hexdigest()}"
-        self._own_key = f"{self._folder}/{uuid.uuid4().hex}.json"
+        self._own_key = self._new_key()
         self._known: dict[tuple[str, str], str] = {}  # by path and ETag
-        self._made: dict[str, Known] = {}  # by this process, by path
+        self._made: dict[str, Known] = {}  # by this process, by path, in the object that is written now
         self._unsaved = False
         self._looked: dict[str, str] = {}  # the ETags of the objects that have been read
         self._look_at, self._save_at = -float("inf"), clock() + _SECONDS
@@ -54,7 +57,7 @@ class FileIdentities:
         if key not in self._known:
             self._made[file.path] = known = Known(file.etag, _digest(file))
             self._known[key], self._unsaved = known.digest, True
-            if self._clock() >= self._save_at:
+            if self._clock() >= self._save_at or len(self._made) >= OF_AN_OBJECT:
                 self.save()
         return self._known[key]
 
@@ -64,7 +67,12 @@ class FileIdentities:
             return
         self.index.put(self._own_key, msgspec.json.encode(dict(self._made)))
         self._unsaved, self._save_at = False, self._clock() + _SECONDS
-        log.info("%d files of %s are digested; %d by this process", len(self._known), self._uri, len(self._made))
+        log.info("%d files of %s are digested", len(self._known), self._uri)
+        if len(self._made) >= OF_AN_OBJECT:
+            self._made, self._own_key = {}, self._new_key()
+
+    def _new_key(self) -> str:
+        return f"{self._folder}/{uuid.uuid4().hex}.json"
 
     def _look(self) -> None:
         """Reads what other processes have saved since the last look, and earlier ones. Torn objects count for nothing."""

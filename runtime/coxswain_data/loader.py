@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from coxswain import names
 from coxswain.digests import tokens_digest
-from coxswain.errors import Refused, Stale
+from coxswain.errors import CoxswainError, Refused, Stale, crashed
 from coxswain.index import BlockEntry
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Fault, Indexed, Register, Registered, Shares, SourceBlocks, World
@@ -50,15 +50,15 @@ class Loader:
         self._open_sources = OpenSources(job.mix, env.secrets_dir, self._blocks, index=self._store)
         self._samples = Samples(self._open_sources, self._store, self._count_sample)
         self._indexed: dict[LoaderShare, Indexed] = {}
-        self._given_up: StoreUnavailable | Denied | None = None  # what a store stayed while calls were repeated
+        self._given_up: CoxswainError | None = None  # what a store stayed while calls were repeated, or a bug
         self.generation = 0
         self.ready = False
 
     def follow(self, me: Register) -> NoReturn:
         """Registers, indexes its shares and follows the world until the job ends (raises JobEnded).
 
-        Raises Refused for a bad source or keys that stay refused, and StoreUnavailable when a store
-        stays unavailable: the operator counts restarts and ends the job.
+        Raises Refused for a bad source or keys that stay refused, StoreUnavailable when a store stays
+        unavailable, and Retryable after an error that nothing expects: the operator counts restarts and ends the job.
         """
         while self._given_up is None:
             error = self._open_sources.last_error or self._store.last_error
@@ -81,6 +81,11 @@ class Loader:
                 yield self._part(item, wanted)
         except (StoreUnavailable, Denied) as error:  # its caller may have given up before
             self._given_up = error
+            raise
+        except CoxswainError:
+            raise
+        except Exception as error:  # its caller repeats the request for ever, and a restart is counted
+            self._given_up = crashed("the loader", error)
             raise
         self._metrics["coxswain_loader_request_seconds"].observe(time.monotonic() - began)
         self._metrics["coxswain_loader_cache_bytes"].set(self._samples.cached_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,11 +16,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import flight
 
-from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale, crashed
 from coxswain.membership.values import Sequence
 from coxswain.names import host_port
 from coxswain.structs import UNDECODABLE, prepare
+from coxswain.termination import fitting
 from coxswain.wire import TOKEN_HEADER, Fault
+
+log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 256 << 10  # of a record batch: 1 MiB
 _LAST_REQUESTS = 1.0  # seconds
@@ -97,6 +101,9 @@ class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
                 yield _batch(rows)
         except CoxswainError as error:
             raise _to_flight(error) from error
+        except Exception as error:  # Arrow would send its text alone, as of a loader that cannot be reached
+            log.exception("unexpected error")
+            raise _to_flight(crashed("the loader", error)) from error
 
 
 class SliceClient:
@@ -173,9 +180,9 @@ def _parts(batch: pa.RecordBatch) -> Iterator[SlicePart]:
 
 
 def _to_flight(error: CoxswainError) -> flight.FlightError:
-    """The error's kind travels as the reason of a Fault in `extra_info`."""
-    fault = Fault(error.reason, str(error), retryable=not isinstance(error, Refused))
-    return flight.FlightServerError(str(error), msgspec.json.encode(fault))
+    """The error's kind travels as the reason of a Fault in `extra_info`, as much of it as gRPC's headers hold."""
+    fault = fitting(Fault(error.reason, str(error), retryable=not isinstance(error, Refused)))
+    return flight.FlightServerError(error.reason, msgspec.json.encode(fault))
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -44,8 +44,9 @@ class MessageLog:
 
     def __init__(self, most: int = _MOST_KEPT, most_bytes: int = _MOST_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._kept: list[Message] = []
-        self._sent = 0  # of those kept
+        self._kept = deque[Message]()
+        self._sent = self._bytes = 0  # of those kept: messages that were sent, and their size
+        self._forgot = 0  # messages of steps below were looked for among the sent ones
         self._gone = -1  # the latest step of a dropped message
         self._coordinator = ""
         self.saved = 0  # steps below are in a checkpoint
@@ -69,34 +70,42 @@ class MessageLog:
 
         Raises Retryable when a new coordinator needs a dropped message.
         """
-        self._sent += message is not None
+        if message is not None:
+            self._sent, self._bytes = self._sent + 1, self._bytes + message.size
         if received is None:
             return
         self.saved, self.end, self.heartbeat_seconds = received.saved, received.end, received.heartbeat_seconds
         self.saving = received.saving
-        self._forget(received.saved)
+        self._forget()
         if self._coordinator not in ("", received.coordinator):
             log.info("new coordinator: sending %d messages again", len(self._kept))
-            self._sent = 0
+            self._sent = self._bytes = 0
             if self._gone >= received.saved:
                 raise Retryable(
                     f"a new coordinator needs messages of step {self._gone} and before, which were dropped; {_WAY_OUT}"
                 )
         self._coordinator = received.coordinator
 
-    def _forget(self, saved: int) -> None:
-        """Drops what a checkpoint covers, and the oldest messages above the limits."""
-        covered = [m for m in self._kept[: self._sent] if m.step < saved]
-        sent = [m for m in self._kept[: self._sent] if m.step >= saved]
-        surplus = sent[: self._surplus(sent)]
-        self._gone = max([self._gone, *(m.step for m in (*covered, *surplus))])
-        self._kept = sent[len(surplus) :] + self._kept[self._sent :]
-        self._sent = len(sent) - len(surplus)
+    def _forget(self) -> None:
+        """Drops what a checkpoint covers, and the oldest messages above the limits. Looks at all kept ones only where there is a
+        new checkpoint, or a message came behind its own: this runs at every message."""
+        if self.saved != self._forgot or (self._sent and self._kept[self._sent - 1].step < self.saved):
+            sent, self._forgot = [self._take() for _ in range(self._sent)], self.saved
+            covered = [message for message in sent if message.step < self.saved]
+            self._gone = max([self._gone, *(message.step for message in covered)])
+            self._return([message for message in sent if message.step >= self.saved])
+        while self._sent > self._most or self._bytes > self._most_bytes:
+            self._gone = max(self._gone, self._take().step)
 
-    def _surplus(self, sent: list[Message]) -> int:
-        """How many of the oldest are above the limits."""
-        sizes = accumulate(message.size for message in reversed(sent))
-        return max(0, len(sent) - min(self._most, sum(size <= self._most_bytes for size in sizes)))
+    def _take(self) -> Message:
+        """The oldest sent message, which is no longer kept."""
+        message = self._kept.popleft()
+        self._sent, self._bytes = self._sent - 1, self._bytes - message.size
+        return message
+
+    def _return(self, sent: list[Message]) -> None:
+        self._kept.extendleft(reversed(sent))
+        self._sent, self._bytes = self._sent + len(sent), self._bytes + sum(message.size for message in sent)
 
 
 class Outbox:

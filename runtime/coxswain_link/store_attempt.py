@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -13,7 +15,7 @@ from obstore.exceptions import AlreadyExistsError, NotFoundError
 from coxswain.uris import file_path
 from coxswain_link.files import Chooses, Files
 from coxswain_link.object_info import Listing, ObjectInfo
-from coxswain_link.store_faults import ERRORS, CorruptObject, CorruptRead, StoreUnavailable
+from coxswain_link.store_faults import ERRORS, NO_S3, CorruptObject, CorruptRead, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -133,7 +135,18 @@ class StoreAttempt:
     def page(self, prefix: str, after: str) -> tuple[Listing, bool]:
         """The objects behind the key `after`, by path, on S3 at most a page of them; and whether there may be more."""
         found = self._agreed(prefix, lambda: self._page(prefix, after))
+        if self._remote and not (found or after):
+            self._check_listing(prefix)
         return found, len(found) == PAGE
+
+    def _check_listing(self, prefix: str) -> None:
+        """Raises where an object is there that cannot be: obstore takes any page of HTML for an empty listing.
+
+        An error proves nothing: servers answer a key below an object, or one that may not be read, as they like.
+        """
+        with suppress(*ERRORS):
+            obstore.head(self._backend, f"{prefix}{secrets.token_hex(16)}")
+            raise StoreUnavailable(f"{where(self._uri, prefix)}: {NO_S3}")
 
     def _page(self, prefix: str, after: str) -> Listing:
         found = obstore.list(self._backend, prefix or None, offset=after or None, chunk_size=PAGE)

@@ -33,6 +33,12 @@ _FOREIGN = (
 )
 """An ingress or a load balancer that has no way to the server now says nothing about its objects."""
 
+NO_S3 = (
+    "what answers is no S3 server, but answers to any name (a page to log in, an ingress?); look at endpoint.url, and at what is "
+    "in front of the server"
+)
+"""A page with status 200: as a listing it is empty, as an object it is there."""
+
 
 FULL = {
     errno.ENOSPC: "make room there",

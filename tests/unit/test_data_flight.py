@@ -132,13 +132,24 @@ def test_an_error_in_the_middle_of_a_stream_arrives_as_what_it_was(error):
     assert getattr(caught.value, "reason", None) == getattr(error, "reason", None)
 
 
-def test_a_bug_in_the_loader_is_not_taken_for_a_fault_of_the_user():
+@pytest.mark.parametrize("first", [0, 2 * BATCH_TOKENS], ids=["at the begin", "in the middle"])
+def test_a_bug_in_the_loader_is_named_and_not_taken_for_a_fault_of_the_user(first: int):
     def serve(request: Request) -> Iterator[SlicePart]:
-        raise KeyError("oops")
-        yield
+        yield SlicePart(0, np.zeros(first, np.int32))
+        raise PermissionError(13, "Permission denied", "/data/docs.jsonl")
 
-    with served(serve) as fetch, pytest.raises(Retryable, match="oops"):
+    with served(serve) as fetch, pytest.raises(Retryable) as caught:
         fetch((0, 1))
+    assert str(caught.value) == "the loader failed: PermissionError: [Errno 13] Permission denied: '/data/docs.jsonl'"
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "文", "\0"])
+def test_an_error_that_is_too_long_for_the_headers_of_an_answer_arrives_with_its_reason(letter: str):
+    """gRPC drops headers above some KiB: what is left of the error says that the loader is unreachable."""
+    with served(failing(Refused("SourceChanged", "docs: " + 20_000 * letter))) as fetch:
+        with pytest.raises(Refused, match=f"^docs: {letter}+…$") as caught:
+            fetch((0, 1))
+    assert caught.value.reason == "SourceChanged"
 
 
 def test_a_wrong_token_is_refused():

@@ -19,6 +19,7 @@ from obstore.store import LocalStore
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry, fingerprint
 from coxswain.planlog import LoaderShare
+from coxswain_data import identity
 from coxswain_data import source as source_module
 from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.identity import FileIdentities
@@ -295,4 +296,28 @@ def test_a_damaged_object_of_digests_spoils_no_other_one(texts, index):
     index.put(kept.path.replace(".json", "-torn.json"), b"{")
     again = WatchedStore(texts)
     watched(again, index).blocks()
+    assert again.read == []
+
+
+def test_a_process_that_digests_many_files_writes_each_digest_a_bounded_number_of_times(tmp_path, index, monkeypatch):
+    """A save each minute of all digests so far is half a GB of five million files, hundreds of times."""
+    monkeypatch.setattr(identity, "OF_AN_OBJECT", 8)
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for n in range(64):
+        (folder / f"{n:02}.txt").write_text(f"{n:02}")
+    written: list[int] = []
+    put = Store.put
+
+    def counted(store: Store, key: str, data: bytes) -> None:
+        written.append(len(data))
+        put(store, key, data)
+
+    monkeypatch.setattr(Store, "put", counted)
+    watched(WatchedStore(folder), index).blocks()
+    kept = index.list("index/files/")
+    assert len(kept) == 64 // 8
+    assert sum(written) <= 8 * sum(info.size for info in kept)
+    again = WatchedStore(folder)
+    assert len(watched(again, index).blocks()) == 64
     assert again.read == []

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.digests import tokens_digest
-from coxswain.errors import CoxswainError, Refused, Stale
+from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.exits import Exit
 from coxswain.layout import Layout
 from coxswain.membership.values import Sequence
@@ -230,4 +230,20 @@ def test_a_store_that_stays_away_while_a_request_is_answered_ends_the_loader(
         served(serving, request(1, document(corpus, 0)))
     coordinator.rounds = [nothing]
     with pytest.raises(type(error), match=re.escape(str(error))):
+        serving.follow(ME)
+
+
+def test_a_bug_that_shows_while_a_request_is_answered_ends_the_loader_with_its_name(
+    serving: Loader, coordinator: Coordinator, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart may help, and restarts are counted: a constructor alone repeats the request for ever."""
+
+    def broken(source: str, index: int) -> Any:
+        raise PermissionError(13, "Permission denied", "/data/5.jsonl")
+
+    monkeypatch.setattr(serving._samples, "tokens", broken)
+    with pytest.raises(PermissionError):
+        served(serving, request(1, document(corpus, 0)))
+    coordinator.rounds = [nothing]
+    with pytest.raises(Retryable, match=r"^the loader failed: PermissionError: .* '/data/5\.jsonl'$"):
         serving.follow(ME)

@@ -192,6 +192,31 @@ def test_unsent_messages_are_kept_beyond_the_limit():
     assert log.waiting == 10
 
 
+class Watched:
+    """A message that counts how often its step is looked at."""
+
+    path, body, size, looks = "/v1/reports", 0, 1, 0
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    @property
+    def step(self) -> int:
+        Watched.looks += 1
+        return self._step
+
+
+def test_a_message_costs_the_same_however_many_no_checkpoint_covers(monkeypatch):
+    """A rank sends one a step, beside the computation: it held the interpreter for milliseconds."""
+    monkeypatch.setattr(Watched, "looks", 0)
+    log = MessageLog(most=400)
+    for step in range(1000):
+        log.put(Watched(step))
+        log.acknowledge(log.next(), Ack("one", saved=0 if step < 900 else 900))
+    assert len(log._kept) == 100
+    assert Watched.looks <= 3 * 1000
+
+
 def test_a_call_of_a_closed_client_raises_closed():
     with Client("http://127.0.0.1:9", "token") as client:
         pass

@@ -94,6 +94,21 @@ async def test_a_refusal_that_others_can_lift_is_named_and_waited_for(reason: st
     assert "demo-trainer-1-1" in world.created and reason not in message(world)
 
 
+async def test_an_operator_forgets_what_a_job_was_refused_once_the_job_is_gone() -> None:
+    """Jobs that are refused and deleted, a thousand a day, for months."""
+    world = await running()
+    world.end(world.pod("trainer-1"), 143, disrupted=True)
+    refusing(world, Denied("Forbidden", DENIALS["QuotaExceeded"]))
+    operator = await passes(world)
+    assert operator._executor.refusals(world.job).rejection is not None
+    before = world.job
+    await world.delete("TrainingJob", NAMESPACE, "demo")
+    world.reap()
+    assert await operator.reconcile_job(NAMESPACE, "demo") is None
+    assert operator._executor.refusals(before).rejection is None
+    assert (operator._executor._refusals._of, operator._executor._workers) == ({}, {})
+
+
 NO_IMAGE = Refused("Invalid", 'Pod "p" is invalid: spec.containers[1].image: Required value')
 OVER_LIMIT = Refused(
     "Invalid",

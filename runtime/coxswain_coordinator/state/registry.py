@@ -45,7 +45,10 @@ class MemberRegistry:
         index = index_of(name)
         if index in self._present[role]:
             self._present[role].discard(index)
-            self._instances[self._members[role][index].instance] -= 1
+            instance = self._members[role][index].instance
+            self._instances[instance] -= 1
+            if not self._instances[instance]:
+                del self._instances[instance]  # else each process that ever was stays
 
     def knows(self, instance: str) -> bool:
         """Whether this process has registered since its role was last expected to."""

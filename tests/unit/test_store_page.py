@@ -1,0 +1,83 @@
+"""A page in place of an S3 server, as of a portal that wants a login, is no empty bucket; a server that answers oddly is one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from coxswain.config import EndpointConfig
+from coxswain_link.store import Store, StoreUnavailable, open_store
+
+PAGE = b"<html><head><title>Log in</title></head><body><p>Welcome</p></body></html>"
+EMPTY = (
+    b"<ListBucketResult><Name>corpus</Name><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
+)
+
+
+class Portal(BaseHTTPRequestHandler):
+    """Answers any request with its page."""
+
+    protocol_version = "HTTP/1.1"
+    etag, body, to_head = "", PAGE, 200
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(self.to_head if self.command == "HEAD" else 200)
+        self.send_header("Content-Length", str(len(self.body)))
+        if self.etag:
+            self.send_header("ETag", self.etag)
+        self.end_headers()
+        self.wfile.write(b"" if self.command == "HEAD" else self.body)
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class CachedPortal(Portal):
+    etag = '"5f3c"'
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Portal]], Store]]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    servers: list[ThreadingHTTPServer] = []
+
+    def begin(portal: type[Portal]) -> Store:
+        servers.append(server := ThreadingHTTPServer(("127.0.0.1", 0), portal))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        return open_store("s3://corpus/code", EndpointConfig(url=url), patience=0.0)
+
+    yield begin
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("portal", [Portal, CachedPortal])
+@pytest.mark.parametrize("listed", [lambda store: store.list("log/"), lambda store: store.corpus(bool)])
+def test_a_page_is_no_empty_listing(
+    at: Callable[[type[Portal]], Store], portal: type[Portal], listed: Callable[[Store], object]
+) -> None:
+    with pytest.raises(
+        StoreUnavailable, match=r"s3://corpus/code/.*: what answers is no S3 server.*; look at endpoint"
+    ):
+        listed(at(portal))
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 405, 412, 500])
+def test_an_empty_listing_stays_one_whatever_the_server_answers_of_a_key_that_is_not_there(
+    at: Callable[[type[Portal]], Store], status: int
+) -> None:
+    """versitygw answers a key below an object with an error that names no absent object."""
+
+    class Server(Portal):
+        body, to_head = EMPTY, status
+
+    assert at(Server).list("log/") == []

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from coxswain.api.crd import crd
 from coxswain.api.kinds import BY_NAME, KINDS
+from coxswain.api.schema import with_defaults
 from coxswain.api.validate import check, defaulted
 from tests.api_samples import REMOVED, Manifest, sample
 from tests.integration.apiserver import ApiServer
@@ -32,9 +34,13 @@ def create(api: ApiServer, manifest: Manifest) -> Any:
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
-def test_the_server_puts_the_same_defaults_as_the_offline_check(api: ApiServer, kind: str) -> None:
+def test_the_server_puts_the_same_defaults_as_the_offline_check_and_leaves_some_in_lists_to_the_readers(
+    api: ApiServer, kind: str
+) -> None:
     stored = create(api, sample(kind)).json()
-    assert stored["spec"] == defaulted(sample(kind))["spec"]
+    (version,) = crd(BY_NAME[kind])["spec"]["versions"]
+    assert stored["spec"] == with_defaults(version["schema"]["openAPIV3Schema"], sample(kind))["spec"]
+    assert defaulted(stored)["spec"] == defaulted(sample(kind))["spec"]
 
 
 SHAPES: dict[str, tuple[str, dict[str, Any], str]] = {

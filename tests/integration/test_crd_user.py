@@ -18,6 +18,7 @@ from tests.children import binary
 from tests.fake_coordinator import FakeCoordinator
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import MERGE, Kubelet, apply_all, connected, new_namespace
+from tests.unit.fake_cluster import data_mix, data_source, training_job
 
 JOBS = "trainingjobs"
 STATES = (
@@ -48,6 +49,25 @@ def kubectl(api: ApiServer, namespace: str, *arguments: str | Path, text: str = 
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, env=home)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+RULE = {"name": "drained", "onPodConditions": [{"type": "DisruptionTarget"}], "action": "RestartTrainer"}
+
+
+def test_a_file_that_is_applied_again_leaves_its_objects_unchanged_so_no_tool_finds_a_difference(
+    api: ApiServer,
+) -> None:
+    namespace = new_namespace(api)
+    found = (data_source(), data_mix(), training_job(failurePolicy={"rules": [RULE]}))
+    heads = ({"name": m["metadata"]["name"], "namespace": namespace} for m in found)
+    items = [{**m, "metadata": head} for m, head in zip(found, heads, strict=True)]
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    kubectl(api, namespace, "apply", "--filename", "-", text=text)
+    assert kubectl(api, namespace, "apply", "--filename", "-", text=text).splitlines() == [
+        "datasource.coxswain.dev/code unchanged",
+        "datamix.coxswain.dev/mix unchanged",
+        "trainingjob.coxswain.dev/demo unchanged",
+    ]
 
 
 def put(api: ApiServer, namespace: str, name: str, state: str = "") -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from coxswain_operator.children import CONTENT
 from coxswain_operator.controller import Controller
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
@@ -345,6 +346,63 @@ async def test_an_edit_of_a_job_of_an_earlier_release_takes_effect_with_its_next
     await restart_all(world)
     assert mounted(world, world.pod("trainer-0"))["parallelism"]["max_degree"] == 2
     assert images(world.pod("trainer-0")) == {"constructor": "coxswain-data", "trainer": "coxswain-train"}
+
+
+# --- a job of another release ----------------------------------------------------------------------------------------
+
+
+def rewrite(world: FakeCluster, change: Callable[[Manifest], None]) -> str:
+    """Its attempt's record and its configuration as another release wrote them; returns the job.json."""
+    for name in (record(world), config_map(world)):
+        found = world.objects["ConfigMap", name]
+        job = json.loads(found["data"]["job.json"])
+        change(job)
+        found["data"] = {**found["data"], "job.json": json.dumps(job)}
+        found["metadata"]["annotations"] = {CONTENT: "of another release"}
+    return str(world.objects["ConfigMap", config_map(world)]["data"]["job.json"])
+
+
+def add_fields(job: Manifest) -> None:
+    """What a newer release knows, and this one does not."""
+    job["optimizer"]["lookahead"], job["mix"]["sources"][0]["cleaning"] = 5, {"level": 2}
+
+
+async def of_a_newer_release() -> tuple[FakeCluster, str]:
+    world = await running()
+    return world, rewrite(world, add_fields)
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+async def test_a_pod_that_is_replaced_after_a_rollback_reads_the_fields_that_only_the_newer_release_knows(
+    member: str,
+) -> None:
+    world, before = await of_a_newer_release()
+    new = await replaced(world, member)
+    assert (mounted(world, new), world.deleted) == (json.loads(before), [])
+
+
+async def test_weights_that_are_edited_after_a_rollback_reach_the_job_beside_the_newer_releases_fields() -> None:
+    world, before = await of_a_newer_release()
+    (source,) = world.objects["DataMix", "mix"]["spec"]["sources"]
+    world.edit("DataMix", "mix", sources=[{**source, "weight": 7}])
+    await passes(world)
+    after = json.loads(before)
+    after["mix"]["sources"][0]["weight"] = 7
+    assert mounted(world, world.pod("trainer-0")) == after
+
+
+async def test_a_config_map_of_a_newer_release_that_was_deleted_comes_back_with_its_fields() -> None:
+    world, before = await of_a_newer_release()
+    del world.objects["ConfigMap", config_map(world)]
+    await passes(world)
+    assert mounted(world, world.pod("trainer-0")) == json.loads(before)
+
+
+async def test_an_upgrade_that_adds_a_field_to_the_configuration_replaces_no_config_map() -> None:
+    world = await running()
+    before = rewrite(world, lambda job: job.pop("first_step_timeout_seconds"))
+    await passes(world)
+    assert (mounted(world, world.pod("trainer-0")), world.deleted) == (json.loads(before), [])
 
 
 # --- stop ------------------------------------------------------------------------------------------------------------

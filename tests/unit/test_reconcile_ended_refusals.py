@@ -72,6 +72,19 @@ def test_an_ended_job_that_was_refused_nothing_says_nothing() -> None:
     assert said(Scene(GANG, status=ended).decide()) == []
 
 
+@pytest.mark.parametrize("state", ["Completed", "Failed"])
+async def test_an_edit_of_a_job_that_has_ended_is_observed_and_nothing_else_of_its_status_changes(state: str) -> None:
+    world = await running()
+    code, text = (0, report_text("Completed", step=100)) if state == "Completed" else (2, "")
+    world.end(world.pod("coordinator") or {}, code, text)
+    await passes(world)
+    before, written = world.job["status"], world.status_writes
+    world.edit("TrainingJob", "demo", ttlSecondsAfterFinished=9000)
+    await passes(world)
+    assert world.state == state and world.status_writes == written + 1
+    assert world.job["status"] == {**before, "observedGeneration": world.job["metadata"]["generation"]}
+
+
 def test_a_suspended_job_whose_group_may_not_be_released_says_so() -> None:
     status = {"conditions": [condition("Suspended", "True")]}
     (write,) = Scene((), spec={"suspend": True}, status=status, rejection=REFUSED).decide().of(WriteStatus)

@@ -33,7 +33,7 @@ def children() -> tuple[ChildView, ...]:
 @pytest.mark.parametrize("deleting", [False, True])
 def test_no_pod_starts_while_a_config_map_of_other_content_is_there_and_it_is_deleted_once(deleting: bool) -> None:
     (name,) = [c.name for c in children() if c.name.startswith("demo-config")]
-    old = {name: {"content": "old", "deleting": deleting}}
+    old = {name: {"content": "old", "data": {}, "deleting": deleting}}
     decision = Scene(children=tuple(replace(c, **old.get(c.name, {})) for c in children())).decide()
     assert decision.of(Delete) == (() if deleting else (Delete("ConfigMap", name, "ConfigMap"),))
     assert decision.of(Create, CreatePod) == ()

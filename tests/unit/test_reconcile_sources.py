@@ -91,4 +91,16 @@ def test_what_was_indexed_before_an_edit_is_not_written_as_what_the_edit_gives()
     edited["metadata"] |= {"generation": 2}
     assert look(edited, "a", FOUND, 1000.0, since=data_source()) == 0
     assert look(edited, "a", GROWN, 2000.0, since=edited) == 1
-    assert edited["status"]["observedGeneration"] == 2
+    assert ready(edited)["observedGeneration"] == 2
+
+
+def test_the_generation_that_was_indexed_stands_at_ready_alone_since_no_pass_follows_an_edit_of_the_source() -> None:
+    """Tools that wait for objects (kstatus, so Flux) wait for ever where status.observedGeneration stays behind."""
+    source = data_source()
+    look(source, "a", FOUND, 1000.0)
+    assert "observedGeneration" not in source["status"] and ready(source)["observedGeneration"] == 1
+
+
+def ready(source: Manifest) -> Manifest:
+    (found,) = source["status"]["conditions"]
+    return dict(found)

@@ -51,7 +51,7 @@ def _version(kind: Kind) -> dict[str, Any]:
         "name": VERSION,
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": object_schema(kind)},
+        "schema": {"openAPIV3Schema": _stored_schema(kind)},
         **({"subresources": _subresources(kind)} if kind.status else {}),
         "additionalPrinterColumns": [_column(column) for column in kind.columns],
     }
@@ -88,6 +88,20 @@ def object_schema(kind: Kind) -> Schema:
     return schema
 
 
+def _stored_schema(kind: Kind) -> Schema:
+    """Without the defaults that the server must not write into stored objects."""
+    schema = copy.deepcopy(object_schema(kind))
+    for path in _UNSTORED.get(kind.name, ()):
+        holder, _, field = path.rpartition(".")
+        del _at(schema, holder)["properties"][field]["default"]
+    return schema
+
+
+# kubectl apply and Argo CD compare a list as a whole: with a default in an item every apply finds another list than that of the
+# file. Lists that may not change while a job runs keep theirs, since objects of earlier releases hold them: a file without them
+# would be refused as a change.
+_CONDITIONS = tuple(f"spec.failurePolicy.rules[].{field}[].status" for field in ("onPodConditions", "onNodeConditions"))
+_UNSTORED = {"DataMix": ("spec.sources[].maxPasses",), "TrainingJob": ("spec.mix.sources[].maxPasses", *_CONDITIONS)}
 _TEMPLATES = {"TrainingJob": tuple(f"spec.{field}.template" for field in OWN)}
 
 

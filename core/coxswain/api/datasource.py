@@ -72,7 +72,7 @@ class DataSourceStatus(Model):
     """What indexing found."""
 
     observed_generation: Whole | None = None
-    """metadata.generation that this status describes."""
+    """No longer written: the condition Ready has the generation that was indexed."""
     conditions: Conditions | None = None
     """Ready: the source can be read, and `complete` says whether all of it is indexed."""
     documents: Whole | None = None

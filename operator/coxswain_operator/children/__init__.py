@@ -24,14 +24,21 @@ def kinds(settings: Settings) -> tuple[str, ...]:
 
 
 def children(
-    job: Manifest, config: JobConfig, settings: Settings, attempt: int, pin: str = "", start: int = 0, trainers: int = 0
+    job: Manifest,
+    config: JobConfig,
+    settings: Settings,
+    attempt: int,
+    pin: str = "",
+    start: int = 0,
+    trainers: int = 0,
+    recorded: str = "",
 ) -> tuple[Manifest, ...]:
     """All children but the pods, their token and the attempt's record. `start`: as of a PodPlan.
 
-    `trainers`: that the gang has now, if the configuration's number has changed since.
+    `trainers`: that the gang has now, if the configuration's number has changed since. `recorded`: as of `config_map`.
     """
     return (
-        config_map(job, config, pin),
+        config_map(job, config, pin, recorded),
         service(job),
         network_policy(job, settings),
         *gangs.group(job, config, settings, start),

@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from coxswain.config import JobConfig
+from coxswain.structs import UNDECODABLE
 from coxswain_operator.children.common import child
 from coxswain_operator.views import Manifest
 
 JOB, SPECS = "job.json", "specs.json"
 
 
-def config_map(job: Manifest, config: JobConfig, pin: str) -> Manifest:
-    """`job.json`, which every service reads at its start. The coordinator follows edits of the mix in it."""
-    return child(job, "v1", "ConfigMap", config_map_name(job, pin), {"data": {JOB: _text(config)}})
+def config_map(job: Manifest, config: JobConfig, pin: str, recorded: str = "") -> Manifest:
+    """`job.json`, which every service reads at its start. The coordinator follows edits of the mix in it.
+
+    `recorded`: the job.json that the attempt began with. What only a newer release's pods understand in it stays.
+    """
+    text = _text(_with_unknown(recorded, config))
+    return child(job, "v1", "ConfigMap", config_map_name(job, pin), {"data": {JOB: text}})
+
+
+def job_in(data: Mapping[str, str]) -> JobConfig | None:
+    """The job.json of a ConfigMap, as far as this release knows its fields. None: there is none, or it cannot be read."""
+    try:
+        return msgspec.json.decode(data.get(JOB, "").encode(), type=JobConfig)
+    except UNDECODABLE:
+        return None
+
+
+def _with_unknown(recorded: str, config: JobConfig) -> Any:
+    """The configuration, with the fields of the record that this release does not know."""
+    known = job_in({JOB: recorded})
+    if known is None:
+        return config
+    return _laid_over(msgspec.json.decode(recorded), msgspec.to_builtins(known), msgspec.to_builtins(config))
+
+
+def _laid_over(recorded: Any, known: Any, new: Any) -> Any:
+    """`new`, and all members of `recorded` that `known` lacks. `known` has the shape of `recorded`."""
+    if isinstance(recorded, dict) and isinstance(new, dict):
+        unknown = {key: value for key, value in recorded.items() if key not in known}
+        inner = {key: _laid_over(recorded.get(key), known.get(key), value) for key, value in new.items()}
+        return {**unknown, **inner}
+    if isinstance(recorded, list) and isinstance(new, list | tuple) and len(recorded) == len(new):
+        return [_laid_over(*items) for items in zip(recorded, known, new, strict=True)]
+    return new
 
 
 def attempt_record(job: Manifest, config: JobConfig, specs: Mapping[str, object], pin: str) -> Manifest:

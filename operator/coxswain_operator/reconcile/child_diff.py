@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from coxswain_operator.children import CONTENT, children, gangs
-from coxswain_operator.children.configuration import config_map_name, record_name
+from coxswain_operator.children.configuration import config_map_name, job_in, record_name
 from coxswain_operator.children.scheduling import pod_group
 from coxswain_operator.reconcile import incarnations, resize
 from coxswain_operator.reconcile.actions import Create, Delete
@@ -36,11 +36,11 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     """
     job, pin, group = ctx.observed.job, start.pinned.hash, incarnations.numbers(status).default.number
     settings = start.settings_of_children(ctx.settings)
-    wanted = children(job, start.config, settings, status.attempt, pin, group, ctx.size)
+    wanted = children(job, start.config, settings, status.attempt, pin, group, ctx.size, start.recorded)
     present = {(c.kind, c.name) for c in ctx.observed.children}
     recorded = ("ConfigMap", record_name(job, pin)) in present
     contents = {(m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"].get(CONTENT, "") for m in wanted}
-    judged = [c for c in ctx.observed.children if not _is_kept(ctx, c, recorded)]
+    judged = [c for c in ctx.observed.children if not _is_kept(ctx, start, c, recorded)]
     stale = [c for c in judged if c.content != contents.get((c.kind, c.name), c.content)]
     due = (m for m in wanted if m["kind"] != BUDGET or budget_due(ctx) <= ctx.now)
     missing = [m for m in due if (m["kind"], m["metadata"]["name"]) not in present]
@@ -71,14 +71,15 @@ def requeue_times(ctx: Context) -> Iterator[float]:
         yield budget_due(ctx)
 
 
-def _is_kept(ctx: Context, child: ChildView, recorded: bool) -> bool:
+def _is_kept(ctx: Context, start: Start, child: ChildView, recorded: bool) -> bool:
     """Stays as it is, whatever it should be now.
 
-    Without a record a ConfigMap alone knows what the attempt began with. Pods that hold nodes must not lose their group, as by
+    Without a record a ConfigMap alone knows what the attempt began with. One that says the same is not replaced because another
+    release writes it in other words. Pods that hold nodes must not lose their group, as by
     another queue in a label of the job, or by an operator that writes groups in another way.
     """
     if child.kind == "ConfigMap":
-        return not recorded
+        return not recorded or job_in(child.data) == start.config
     return _is_group(ctx, child) and any(p.node for p in ctx.pods.values())
 
 

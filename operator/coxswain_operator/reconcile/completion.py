@@ -7,9 +7,10 @@ from msgspec.structs import replace
 from coxswain.exits import Exit
 from coxswain_operator.children.pods import SERVICES
 from coxswain_operator.reconcile import attempts, deadlines, force_delete, queueing, room
-from coxswain_operator.reconcile.actions import Decision, Delete, requeues
-from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.actions import Decision, Delete, WriteStatus, requeues
+from coxswain_operator.reconcile.context import Context, generation
 from coxswain_operator.reconcile.result import PolicyResult, Termination
+from coxswain_operator.reconcile.status import to_manifest
 from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.views import Event, PodView
 
@@ -74,7 +75,7 @@ def terminate(ctx: Context, ending: Termination) -> PolicyResult:
 
 
 def reconcile_finished(ctx: Context) -> Decision:
-    """Passes after the end: creates nothing, writes no status, keeps ended pods for their logs."""
+    """Passes after the end: creates nothing, changes no status, keeps ended pods for their logs."""
     if ctx.now >= deadlines.expires(ctx) and not ctx.is_deleting:
         meta = ctx.observed.job["metadata"]
         return Decision((Delete("TrainingJob", ctx.name, meta["uid"]), *_refused(ctx)))
@@ -83,6 +84,7 @@ def reconcile_finished(ctx: Context) -> Decision:
     times = (leave, deadlines.expires(ctx), *force_delete.requeue_times(ctx))
     return Decision(
         (
+            *_observed(ctx),
             *due,
             *force_delete.force_deletes(ctx),
             *queueing.release_groups(ctx.kept_pods),
@@ -91,6 +93,15 @@ def reconcile_finished(ctx: Context) -> Decision:
             *requeues(times, ctx.now),
         )
     )
+
+
+def _observed(ctx: Context) -> tuple[WriteStatus, ...]:
+    """Says that an edit was seen, which changes nothing. Tools that apply a job and wait for it take one that lags for busy."""
+    meta, newest = ctx.observed.job["metadata"], generation(ctx.observed.job)
+    if ctx.is_deleting or not 0 < ctx.status.observed_generation < newest:
+        return ()
+    status = to_manifest(replace(ctx.status, observed_generation=newest))
+    return (WriteStatus("TrainingJob", ctx.name, status, str(meta.get("resourceVersion", ""))),)
 
 
 def reconcile_deleting(ctx: Context) -> Decision:

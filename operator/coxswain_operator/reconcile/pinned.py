@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -22,7 +22,7 @@ from coxswain.membership.mix_record import mix_under, record_of, without_record
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import Fault
 from coxswain_operator.children import KINDS
-from coxswain_operator.children.configuration import JOB, SPECS, attempt_record, config_map_name, record_name
+from coxswain_operator.children.configuration import JOB, SPECS, attempt_record, config_map_name, job_in, record_name
 from coxswain_operator.children.gangs import BACKENDS
 from coxswain_operator.children.scheduling import pod_group
 from coxswain_operator.reconcile import incarnations
@@ -31,7 +31,6 @@ from coxswain_operator.reconcile.status import GangScheduling, Images, JobStatus
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 
-T = TypeVar("T")
 Specs = Mapping[str, Mapping[str, Manifest]]
 """The pinned parts of specs, by kind and name."""
 
@@ -44,6 +43,9 @@ class Start:
     config: JobConfig  # job.json: what the start began with, under the mix as it is now
     begun: JobConfig  # as it was then
     specs: Specs  # likewise
+    recorded: str = (
+        ""  # job.json in the ConfigMap that keeps it, which a newer release may have written; empty: none yet
+    )
 
     def job_of_pods(self, job: Manifest) -> Manifest:
         """The job with the spec that the pods are made of."""
@@ -126,27 +128,28 @@ def _kept(observed: Observed, pinned: Pinned | None, wanted: JobConfig | None, s
     if pinned is None:
         return _adopted(observed, settings, wanted)
     record = _data(observed, record_name(observed.job, pinned.hash))
-    begun, specs = _decoded(record, JOB, JobConfig), _decoded(record, SPECS, dict[str, dict[str, dict[str, Any]]])
+    begun, specs = job_in(record), _decoded_specs(record)
     if begun is None or specs is None:
         return None
     latest = wanted if wanted is not None and _same_stream(begun, wanted) else None
     if latest is None:
-        latest = _decoded(_data(observed, config_map_name(observed.job, pinned.hash)), JOB, JobConfig)
-    return None if latest is None else Start(pinned, _under_mix(begun, latest), begun, specs)
+        latest = job_in(_data(observed, config_map_name(observed.job, pinned.hash)))
+    return None if latest is None else Start(pinned, _under_mix(begun, latest), begun, specs, record[JOB])
 
 
 def _adopted(observed: Observed, settings: Settings, wanted: JobConfig | None) -> Start | None:
     """The start of an earlier release, which kept no record: as its pods have read it."""
-    begun = _decoded(_data(observed, config_map_name(observed.job, "")), JOB, JobConfig)
+    data = _data(observed, config_map_name(observed.job, ""))
+    begun = job_in(data)
     if begun is None:
         return None
     images = images_of(observed.job, settings)
     trainers = next((p.image for p in observed.pods if p.role == "trainer" and p.image), images.trainers)
-    data = next((i for p in observed.pods if (i := p.data_image or p.image * (p.role != "trainer"))), images.data)
-    pinned = Pinned(hash="", images=Images(trainers=trainers, data=data))
+    others = next((i for p in observed.pods if (i := p.data_image or p.image * (p.role != "trainer"))), images.data)
+    pinned = Pinned(hash="", images=Images(trainers=trainers, data=others))
     specs = specs_of(observed, wanted or begun)
     latest = wanted if wanted is not None and _same_stream(begun, wanted) else begun
-    return Start(pinned, _under_mix(begun, latest), begun, specs)
+    return Start(pinned, _under_mix(begun, latest), begun, specs, data[JOB])
 
 
 def _same_stream(one: JobConfig, other: JobConfig) -> bool:
@@ -171,8 +174,9 @@ def _lost(observed: Observed, pinned: Pinned) -> Fault:
     name = record_name(observed.job, pinned.hash)
     return Fault(
         "ConfigurationLost",
-        f"ConfigMap {name}, which keeps what the attempt began with, is gone or damaged, and a spec has changed since: no pod is "
-        "replaced; take the change back, or suspend and resume the job",
+        f"ConfigMap {name}, which keeps what the attempt began with, is gone, damaged or of a newer release, and the specs give "
+        "another configuration: no pod is replaced; take the change of the spec or of the release back, or suspend and resume "
+        "the job",
     )
 
 
@@ -180,9 +184,9 @@ def _data(observed: Observed, name: str) -> Mapping[str, str]:
     return next((c.data for c in observed.children if c.kind == "ConfigMap" and c.name == name), {})
 
 
-def _decoded(data: Mapping[str, str], key: str, type_: type[T]) -> T | None:
+def _decoded_specs(data: Mapping[str, str]) -> Specs | None:
     try:
-        return msgspec.json.decode(data.get(key, "").encode(), type=type_)
+        return msgspec.json.decode(data.get(SPECS, "").encode(), type=dict[str, dict[str, dict[str, Any]]])
     except UNDECODABLE:
         return None
 

@@ -51,8 +51,10 @@ def _write(source: Manifest, report: SourceReport, mine: _Origin, start: Start, 
 
 
 def _status(source: Manifest, report: SourceReport, now: float) -> Manifest:
+    """The generation that was indexed is a matter of Ready. An edit waits for the next start of a job that reads the source, if
+    there is one: with an observedGeneration of the whole status, tools that wait for objects would take the source for busy.
+    """
     return {
-        "observedGeneration": generation(source),
         "conditions": [_ready(source, now)],
         "documents": report.documents,
         "tokens": str(report.tokens),

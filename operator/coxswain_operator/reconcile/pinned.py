@@ -43,9 +43,7 @@ class Start:
     config: JobConfig  # job.json: what the start began with, under the mix as it is now
     begun: JobConfig  # as it was then
     specs: Specs  # likewise
-    recorded: str = (
-        ""  # job.json in the ConfigMap that keeps it, which a newer release may have written; empty: none yet
-    )
+    recorded: str = ""  # job.json as stored, which a newer release may have written; empty: none yet
 
     def job_of_pods(self, job: Manifest) -> Manifest:
         """The job with the spec that the pods are made of."""

@@ -344,3 +344,15 @@ def test_an_error_that_nothing_expects_ends_a_feed_with_its_words(client):
     feed = PlanFeed(client, 1, 0)
     with pytest.raises(Retryable, match="the thread that fetches plans failed: RuntimeError: can't start new thread"):
         feed.get(0, 20)
+
+
+def test_a_feed_whose_first_plans_are_of_closed_steps_asks_on_behind_the_last_one(client, monkeypatch):
+    """One that counted the plans would pass over those that come next, and its worker would wait for them for ever."""
+    asked, get = list[int](), client.get
+    monkeypatch.setattr(client, "get", lambda *a, **query: (asked.append(query["from"]), get(*a, **query))[1])
+    client.plans = [plan(5), plan(6)]
+    feed = PlanFeed(client, 1, 0)
+    until(lambda: len(asked) > 5)
+    feed.close()
+    assert asked[0] == 0
+    assert set(asked[1:]) == {7}

@@ -196,6 +196,14 @@ def test_the_panel_of_eighty_columns_keeps_its_numbers_on_one_line_and_names_the
     assert any("checkpoint before step 3" in line for line in lines)
 
 
+@pytest.mark.parametrize(("status", "report", "shown"), [(3, -1, 3), (3, 8, 8), (8, 3, 8), (-1, -1, -1)])
+def test_the_last_checkpoint_is_the_newer_of_those_of_status_and_report(tmp_path, status, report, shown):
+    known = {"lastCheckpoint": {"step": status}} if status >= 0 else {}
+    job = {**JOB, "status": {**JOB["status"], **known}}
+    view = Watcher(tmp_path).look(job, msgspec.structs.replace(REPORT, checkpoint_step=report))
+    assert view.checkpoint_step == shown
+
+
 @pytest.mark.parametrize("width", [24, 40, 60])
 def test_a_narrow_panel_breaks_no_number_over_lines(watched, width):
     text = printed(Panels, watched(step(0)), width=width)

@@ -106,6 +106,13 @@ def test_the_operator_is_asked_for_its_health_where_it_answers(plain: list[Manif
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
 
 
+def test_an_operator_that_starts_slowly_is_given_a_minute_and_one_that_hangs_half_of_it(plain: list[Manifest]) -> None:
+    """On a node that pulls images a start takes long; a kill makes it begin again."""
+    probes = {name: operator(plain)[name] for name in ("startupProbe", "livenessProbe")}
+    seconds = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in probes.items()}
+    assert seconds == {"startupProbe": 60, "livenessProbe": 30}
+
+
 def test_every_pod_keeps_the_restricted_pod_security_standard(plain: list[Manifest]) -> None:
     pods = [deployment(plain)["spec"]["template"]["spec"], *(m["spec"] for m in of_kind(plain, "Pod"))]
     assert len(pods) == 2

@@ -128,6 +128,31 @@ def test_what_places_a_pod_arrives_in_the_operators_pods() -> None:
     assert {key: pod[key] for key in chosen} == chosen
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "argument"),
+    [
+        ("image.pullPolicy", "Always", "--pull-policy=Always"),
+        ("managedBy", "example.com/team", "--managed-by=example.com/team"),
+        ("leaderElection.leaseSeconds", 31, "--lease-seconds=31"),
+        ("leaderElection.renewSeconds", 11, "--renew-seconds=11"),
+        ("leaderElection.retrySeconds", 3, "--retry-seconds=3"),
+        ("gangScheduling.backend", "Volcano", "--gang-scheduling=Volcano"),
+        ("gangScheduling.schedulerName", "mine", "--gang-scheduler=mine"),
+        ("metrics.prometheusNamespace", "monitoring", "--prometheus-namespace=monitoring"),
+    ],
+)
+def test_a_value_for_jobs_and_leaders_reaches_the_operator_as_its_argument(
+    path: str, value: Any, argument: str
+) -> None:
+    (container,) = operator_pod(nested(path, value))["containers"]
+    assert argument in container["args"]
+
+
+def test_the_limit_of_quarantines_reaches_the_operator_with_their_switch() -> None:
+    (container,) = operator_pod({"quarantine": {"enabled": True, "limit": 7}})["containers"]
+    assert {"--quarantine", "--quarantine-limit=7"} <= set(container["args"])
+
+
 def test_further_arguments_and_variables_reach_the_operator() -> None:
     (container,) = operator_pod({"extraArgs": ["--host=::"], "extraEnv": [{"name": "A", "value": "b"}]})["containers"]
     assert container["args"][-1] == "--host=::"

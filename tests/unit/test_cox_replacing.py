@@ -81,3 +81,17 @@ def test_an_error_names_the_file_and_not_its_draft(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         write(tmp_path / "absent" / "report.html", b"page")
     assert caught.value.filename == str(tmp_path / "absent" / "report.html")
+
+
+def test_a_file_is_whole_when_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a reader at this moment sees it empty."""
+    named, rename = list[bytes](), Path.replace
+
+    def watched(draft: Path, target: Path) -> Path:
+        named.append(draft.read_bytes())
+        return rename(draft, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    with replacing(tmp_path / "file") as file:
+        file.write(b"new")
+    assert named == [b"new"]

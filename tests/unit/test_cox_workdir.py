@@ -153,6 +153,14 @@ def test_the_end_of_a_run_counts_all_its_tokens_and_names_the_first_step_whose_l
     assert "  steps        42, 20 tokens, loss 1.5000 at step 40 -> 1.5000" in list(summary(damaged, tmp_path))
 
 
+def test_a_run_whose_lines_are_all_there_counts_their_tokens_whatever_its_status_says(tmp_path: Path) -> None:
+    """A status of steps that were discarded may be newer than the checkpoint."""
+    lines = (msgspec.json.encode(replace(LINE, step=step)) + b"\n" for step in (0, 1))
+    (tmp_path / "steps.jsonl").write_bytes(b"".join(lines))
+    job = {**JOB, "status": {"progress": {"tokens": "420"}}}
+    assert "  steps        2, 20 tokens, loss 1.5000 -> 1.5000" in list(summary(job, tmp_path))
+
+
 @pytest.mark.parametrize(
     ("annotations", "advice"),
     [(None, "repeat the command"), ({ANNOTATION_STOP_AT: "7"}, "repeat the command without --until-step")],

@@ -17,7 +17,7 @@ from coxswain.layout import Device, uniform_layout
 from coxswain.membership.values import Sequence
 from coxswain.plan.values import Slice, Task
 from coxswain.wire import Ack, DeliveredDigests, Evaluation, Finished, StepPlan, StepPlans, World
-from coxswain_data.builder import Builder, Part, columns_by_replica
+from coxswain_data.builder import NOTHING, Builder, Part, columns_by_replica
 from coxswain_data.fetched import Fetched
 from coxswain_data.step_cache import StepCache
 from coxswain_link.flight import SliceRequest
@@ -223,6 +223,13 @@ def test_a_step_of_other_sequences_has_those_in_the_next_generation(scene: Scene
     assert asked.sequence == others[0]
     buffer = scene.cache.provide(4, 1, 0, 20)
     assert buffer is not None and unpack(buffer.fd).tokens.tolist()[:2] == [500, 501]
+
+
+def test_the_tokens_of_the_oldest_step_that_a_rank_may_ask_for_are_kept() -> None:
+    fetched = Fetched()
+    for step in (3, 4, 5):
+        fetched.keep(step, {SliceRequest(SEQUENCES[0], 0, step): NOTHING}, 4)
+    assert [bool(fetched.of(step)) for step in (3, 4, 5)] == [False, True, True]
 
 
 def test_tokens_of_steps_that_every_rank_has_passed_are_not_kept(scene: Scene) -> None:

@@ -167,6 +167,20 @@ def test_a_restart_with_another_number_of_loaders_reads_records_and_no_index(cor
     assert len(own) == after  # kept for the next start
 
 
+def test_a_restart_with_another_number_of_loaders_reads_no_record_of_another_source(corpus, store, requests, tmp_path):
+    """A mix of hundreds of sources would read hundreds of records a share."""
+    (tmp_path / "other").mkdir()
+    write_lines(tmp_path / "other", b'{"text": "one"}')
+    indexed(tmp_path / "other", store)
+    theirs = set(records(store))
+    indexed(corpus, store)
+    requests.clear()
+    indexed(corpus, store, 0, 2)
+    read = {key for kind, key in requests if kind == "get" and key.startswith("index/shares/")}
+    assert read
+    assert not read & theirs
+
+
 def test_a_restart_with_another_number_of_loaders_builds_an_index_again_that_is_lost(corpus, store):
     first = indexed(corpus, store)
     key = object_key(first.blocks[1].key)

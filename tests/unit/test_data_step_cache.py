@@ -180,6 +180,15 @@ def test_a_buffer_built_for_an_older_generation_never_reaches_the_new_one():
     assert step_cache.provide(2, 10, 0, 0.0) is None
 
 
+def test_a_builder_that_outlives_its_generation_neither_fails_nor_moves_the_next_one():
+    step_cache = opened()
+    step_cache.open(2, 10, {0: 0})
+    step_cache.fail(1, Refused("SourceChanged", "a.txt changed"))
+    step_cache.skip_to(1, 500)
+    assert step_cache.next_step(2) == 10
+    assert step_cache.provide(2, 10, 0, 0.0) is None
+
+
 def test_a_worker_may_be_in_the_new_generation_before_its_constructor():
     step_cache = opened()
     got = threading.Event()

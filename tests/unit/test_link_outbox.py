@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 
 from coxswain.errors import Retryable, Stale
 from coxswain.wire import Ack, Heartbeat, StepPlan, StepPlans
+from coxswain_link import outbox
 from coxswain_link.http_client import Client, Closed
 from coxswain_link.outbox import Message, MessageLog, Outbox
 from coxswain_link.plan_feed import PlanFeed
@@ -106,6 +108,23 @@ def test_the_outbox_fails_when_the_coordinator_stays_unreachable(client):
     box.put("/v1/reports", 0, 0)
     with pytest.raises(Retryable, match="connection refused"):
         box.flush(20)
+
+
+def test_the_patience_with_a_coordinator_begins_at_its_last_answer(client, monkeypatch):
+    """Else one lost message of a run that has lasted longer would end its world."""
+    seconds = [0.0]
+    monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    box = Outbox(client, Heartbeat(1), patience=60, pause=0.05)
+    for now, step in ((0.0, 0), (1000.0, 1)):
+        seconds[0] = now
+        box.put("/v1/reports", step, step)
+        box.flush(20)
+    client.away = True
+    until(lambda: not box.reachable)
+    client.away = False
+    box.put("/v1/reports", 2, 2)
+    box.flush(20)
+    box.close()
 
 
 def test_flush_waits_until_a_checkpoint_covers_the_steps(client, box):
@@ -350,3 +369,15 @@ def test_an_error_that_nothing_expects_ends_a_feed_with_its_words(client):
     feed = PlanFeed(client, 1, 0)
     with pytest.raises(Retryable, match="the thread that fetches plans failed: RuntimeError: can't start new thread"):
         feed.get(0, 20)
+
+
+def test_a_feed_whose_first_plans_are_of_closed_steps_asks_on_behind_the_last_one(client, monkeypatch):
+    """One that counted the plans would pass over those that come next, and its worker would wait for them for ever."""
+    asked, get = list[int](), client.get
+    monkeypatch.setattr(client, "get", lambda *a, **query: (asked.append(query["from"]), get(*a, **query))[1])
+    client.plans = [plan(5), plan(6)]
+    feed = PlanFeed(client, 1, 0)
+    until(lambda: len(asked) > 5)
+    feed.close()
+    assert asked[0] == 0
+    assert set(asked[1:]) == {7}

@@ -261,6 +261,18 @@ def test_a_404_of_the_server_itself_says_that_there_is_no_object(answers, behind
         behind.get("key")
 
 
+def test_a_server_that_says_that_there_is_no_object_is_back_and_its_bucket_there(answers, behind):
+    """A new run asks for nothing else at first: its job would show an error that is over, and fail where the bucket is away."""
+    behind.last_error = "s3://bucket/p: connection refused"
+    answers.RequestHandlerClass.body = b"<Error><Code>NoSuchKey</Code></Error>"
+    assert not behind.exists("key")
+    assert behind.last_error == ""
+    answers.RequestHandlerClass.body = b"<Error><Code>NoSuchBucket</Code></Error>"
+    with pytest.raises(StoreUnavailable) as caught:
+        behind.get("key")
+    assert not isinstance(caught.value, BucketNotFound)
+
+
 def deleted(code: str) -> bytes:
     """What S3 answers for one of the objects that a request names."""
     return (

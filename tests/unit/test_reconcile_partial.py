@@ -23,8 +23,8 @@ QUEUE = {"queueing": {"backend": "Kueue", "queueName": "research", "priorityClas
 class Kueue(FakeCluster):
     """Its Workloads wait until the test admits them. `serves` False: the cluster has no Kueue."""
 
-    def __init__(self, serves: bool = True, trainers: Any = BOUNDS, **spec: Any) -> None:
-        super().__init__(data_source(), data_mix(), training_job(scheduling=QUEUE, trainers=trainers, **spec))
+    def __init__(self, serves: bool = True, trainers: Any = BOUNDS, scheduling: Manifest = QUEUE, **spec: Any) -> None:
+        super().__init__(data_source(), data_mix(), training_job(scheduling=scheduling, trainers=trainers, **spec))
         self.serves = serves
 
     async def admissions(self, namespace: str, job_uid: str) -> Sequence[AdmissionView] | None:
@@ -182,6 +182,22 @@ async def test_a_job_that_is_suspended_while_it_waits_leaves_no_workload_that_wo
 async def test_without_kueue_or_without_a_minimum_the_pods_are_created_at_once(serves: bool, trainers: Any) -> None:
     world = await waiting(serves=serves, trainers=trainers)
     assert len(world.pods()) == 5 and world.workloads() == []
+
+
+OF_QUEUE = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": "first"}
+OF_PODS = {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": "high"}
+
+
+@pytest.mark.parametrize(
+    ("queue", "pods", "ref"),
+    [("first", "high", OF_QUEUE), ("first", "", OF_QUEUE), ("", "high", OF_PODS), ("", "", None)],
+)
+async def test_the_queues_own_class_decides_about_a_jobs_order_and_else_that_of_its_pods(
+    queue: str, pods: str, ref: Manifest | None
+) -> None:
+    queueing = {**QUEUE["queueing"], "priorityClassName": queue}
+    world = await waiting(scheduling={"queueing": queueing, "priorityClassName": pods})
+    assert world.workload["spec"].get("priorityClassRef") == ref
 
 
 def test_a_workload_names_its_class_as_each_version_spells_it() -> None:

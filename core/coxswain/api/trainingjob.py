@@ -205,8 +205,8 @@ class Trainers(Model):
 
     count: Annotated[TrainerCount, Effect.AT_ONCE]
     """How many trainers, between minCount and maxCount once the job runs, also by `kubectl scale`: pods join or leave, and the
-    others train on. Where the coordinator refuses that, or Kueue has the job, it saves a checkpoint and restarts from it. The stream
-    stays the same."""
+    others train on. Where the coordinator refuses that, or Kueue has the job, it saves a checkpoint and restarts from it.
+    The stream stays the same."""
     devices_per_trainer: Annotated[int, Field(ge=1, le=64), Effect.SUSPENDED] = 1
     """Accelerators (or CPU workers) of one trainer."""
     min_count: Annotated[TrainerCount | None, Effect.SUSPENDED] = None

@@ -44,6 +44,25 @@ def check_volumes(objects: list[Manifest]) -> None:
         raise Refused("NeedsKubernetes", "\n".join(["refused", *(f"  {line}" for line in found)]))
 
 
+def check_secrets(objects: list[Manifest]) -> None:
+    """Raises Refused, naming every Secret of an endpoint that no file has: here nothing brings it later."""
+    there = {o["metadata"]["name"] for o in objects if o["kind"] == "Secret"}
+    endpoints = [
+        (o, path, spec["endpoint"]["secretRef"]["name"])
+        for o in objects
+        for path, spec in (("spec", o.get("spec")), ("spec.checkpoint", (o.get("spec") or {}).get("checkpoint")))
+        if spec and (spec.get("endpoint") or {}).get("secretRef")
+    ]
+    found = [
+        f"  {o['kind']} {o['metadata']['name']}: {path}.endpoint.secretRef.name: no file holds Secret {name!r}; add it to "
+        "the files, or remove secretRef to use this machine's credentials"
+        for o, path, name in endpoints
+        if name not in there
+    ]
+    if found:
+        raise Refused("SecretMissing", "\n".join(["refused", *found]))
+
+
 def check_stops(job: Manifest) -> None:
     """Raises Refused for a file that asks for a stop: each repetition would train nothing, and end well.
 

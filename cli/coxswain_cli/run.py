@@ -25,7 +25,15 @@ from coxswain_cli.interrupts import Interrupts, SteadyStream
 from coxswain_cli.jsonlines import JsonOutput
 from coxswain_cli.limits import check_limits
 from coxswain_cli.output import Output, TextOutput
-from coxswain_cli.preflight import check_loopback, check_ports, check_room, check_stops, check_volumes, lock_checkpoints
+from coxswain_cli.preflight import (
+    check_loopback,
+    check_ports,
+    check_room,
+    check_secrets,
+    check_stops,
+    check_volumes,
+    lock_checkpoints,
+)
 from coxswain_cli.progress import View, Watcher
 from coxswain_cli.scale import with_trainers
 from coxswain_cli.summary import FAILED, exit_code, has_ended, is_suspended
@@ -96,6 +104,7 @@ def _run_files(
     try:
         objects = load_run(files, options.settings)
         check_volumes(objects)
+        check_secrets(objects)
         job = next(o for o in objects if o["kind"] == "TrainingJob")
         check_stops(job)
         check_limits(job)

@@ -192,3 +192,25 @@ def test_nesting_without_end_is_refused(tmp_path: Path) -> None:
 def test_an_alias_for_what_several_objects_share_is_welcome(tmp_path: Path) -> None:
     (document,), faults = load(tmp_path, f"{SOURCE}x: &x [1]\ny: *x\n")
     assert (document.manifest["y"], faults) == ([1], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "way_out"),
+    [
+        (SOURCE.replace("DataSource", "DataSauce"), "did you mean DataSource?"),
+        (SOURCE.replace("DataSource", "TrainJob"), "did you mean TrainingJob?"),
+        (SOURCE.replace("DataSource", "Pod"), "use one of the allowed values"),
+        ("hello", "write these four"),
+        ("a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
+            f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]" for a, b in zip("abcdefg", "bcdefgh", strict=True)
+        ), "write it with fewer aliases"),
+    ],
+)  # fmt: skip
+def test_a_document_that_is_no_object_of_ours_is_refused_with_a_way_out_that_fits(
+    tmp_path: Path, text: str, way_out: str
+) -> None:
+    assert refused(tmp_path, text).way_out == way_out
+
+
+def test_a_document_that_is_nested_too_deeply_is_refused_in_words(tmp_path: Path) -> None:
+    assert "nested too deeply" in refused(tmp_path, "[" * 5000 + "]" * 5000).message

@@ -75,7 +75,7 @@ def test_a_setting_without_a_form_or_a_place_is_refused_by_name(setting: str, wo
 def test_standard_input_is_a_file_and_a_wrong_setting_is_a_fault_of_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ("DataSource", "DataMix", "ParallelismPolicy", "TrainingJob")
     text = "\n---\n".join(json.dumps(sample(kind)) for kind in kinds)
-    for settings, words in ((["spec.stop.steps=x"], "spec.stop.steps: x is not a whole number"), ([], "")):
+    for settings, words in ((["spec.stop.steps=x"], "spec.stop.steps: 'x' is not a whole number"), ([], "")):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         try:
             assert len(load_run([STDIN], settings)) == 4

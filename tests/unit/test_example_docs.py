@@ -72,6 +72,13 @@ def test_the_readme_shows_the_quickstart_as_it_is() -> None:
     assert len(shown.splitlines()) <= 20
 
 
+def test_the_page_of_the_examples_lists_every_file() -> None:
+    folder = ROOT / "examples"
+    files = {f.name for f in folder.iterdir() if f.is_file()} - {"README.md"}
+    rows = re.findall(r"^\| (`.+?`) \|", (folder / "README.md").read_text(), re.MULTILINE)
+    assert files == {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
 @each_page_or_note
 def test_a_python_file_that_a_page_names_exists(page: Path) -> None:
     foreign = {"preprocess_data.py"}  # Megatron-LM's

@@ -22,7 +22,7 @@ NEW: list[tuple[Manifest, str, str]] = [
     ({"spec": {"nodeSelectr": {"a": "b"}}}, "spec.nodeSelectr", "unknown field"),
     ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector.a", "1 is not a string"),
     ({"spec": {"tolerations": {"key": "gpu"}}}, "spec.tolerations", "is not a list"),
-    ({"spec": {"containers": "no"}}, "spec.containers", "no is not a list"),
+    ({"spec": {"containers": "no"}}, "spec.containers", "'no' is not a list"),
     ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers[0].name", "required, but missing"),
     ({"spec": {"containers": [{"nme": "no"}]}}, "spec.containers[0].nme", "unknown field"),
     ({"spec": {"containers": [{"name": "shipper"}]}}, "spec.containers[0].image", "container 'shipper' needs an image"),
@@ -34,20 +34,25 @@ NEW: list[tuple[Manifest, str, str]] = [
     ({"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": True}}}]}},
      "spec.containers[0].resources.limits.cpu", "neither a whole number nor a string"),
     ({"spec": {"containers": [{"name": "trainer", "env": [{"nam": "B"}]}]}}, "spec.containers[0].env[0].nam", "unknown field"),
-    ({"spec": {"affinity": "yes"}}, "spec.affinity", "yes is not a mapping"),
-    ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork", "yes is not true or false"),
+    ({"spec": {"affinity": "yes"}}, "spec.affinity", "'yes' is not a mapping"),
+    ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork", "'yes' is not true or false"),
     ({"spec": {"priority": True}}, "spec.priority", "True is not a whole number"),
+    (
+        {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"memory": "8GB"}}}]}},
+        "spec.containers[0].resources.limits.memory",
+        "'8GB' has not the form that is needed",
+    ),
     ({"spec": {"hostname": "mine"}}, "spec.hostname", "unknown field"),
     ({"spec": {"restartPolicy": "Always"}}, "spec.restartPolicy", "unknown field"),
     ({"spec": {"volumes": [{"emptyDir": {}}]}}, "spec.volumes[0].name", "required, but missing"),
-    ({"metadata": {"labels": "x"}}, "metadata.labels", "x is not a mapping"),
+    ({"metadata": {"labels": "x"}}, "metadata.labels", "'x' is not a mapping"),
     ({"metadata": {"labels": {"a": "not a label"}}}, "metadata.labels.a", "has not the form"),
     ({"metadata": {"labels": {"a": "x" * 64}}}, "metadata.labels.a", "64 characters"),
     ({"metadata": {"labels": {"a b": "x"}}}, "metadata.labels", "'a b' is no valid key"),
     ({"metadata": {"annotations": {"/": "x"}}}, "metadata.annotations", "'/' is no valid key"),
     ({"metadata": {"name": "mine"}}, "metadata.name", "unknown field"),
     ({"spec": {}, "nodeSelector": {}}, "nodeSelector", "unknown field"),
-    ({"spec": "no"}, "spec", "no is not a mapping"),
+    ({"spec": "no"}, "spec", "'no' is not a mapping"),
 ]  # fmt: skip
 FORMER: list[tuple[Manifest, str, str]] = [
     ({"nodeSelectr": {"a": "b"}}, "nodeSelectr", "unknown field"),
@@ -206,3 +211,9 @@ async def test_a_pod_that_cannot_be_built_is_a_condition_and_not_only_a_line_in_
 
 def test_the_schema_of_templates_is_current() -> None:
     assert generator.TARGET.read_text() == generator.text(), "run `make generate`"
+
+
+def test_a_quantity_that_is_none_is_refused_in_words_and_not_with_a_regular_expression() -> None:
+    container = {"name": "trainer", "resources": {"limits": {"memory": "8GB"}}}
+    (fault,) = template_faults({"trainers": {"template": {"spec": {"containers": [container]}}}})
+    assert fault.allowed == "a quantity such as 500m, 8G or 8Gi"

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from coxswain.api.common import PATTERNS, Model
+from coxswain.api.peer_names import fields_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,9 @@ def _translate(model: type[Model], detail: ErrorDetails, under: str) -> FieldErr
     path = join_path((under, *location))
     kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     if kind == "extra_forbidden":
-        names = field_names(model, location[:-1])
-        return FieldError(path, "unknown field", str(location[-1]), ", ".join(names), nearest(str(location[-1]), names))
+        name, names = str(location[-1]), field_names(model, location[:-1])
+        way_out = _peers_way_out(model, name, names, under) or nearest(name, names)
+        return FieldError(path, "unknown field", name, ", ".join(names), way_out)
     if kind == "missing":
         return FieldError(path, "required, but missing", way_out=f"add {location[-1]}")
     message, allowed = _SHAPES.get(kind, _plain)(detail, context)
@@ -107,7 +109,9 @@ def _bound(sign: str, key: str, unit: str = "") -> Any:
 
 def _type(name: str) -> Any:
     def say(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:
-        return f"{shorten(detail['input'])} is not {name}", name
+        value = detail["input"]
+        shown = repr(shorten(value)) if isinstance(value, str) else shorten(value)
+        return f"{shown} is not {name}", name
 
     return say
 
@@ -141,6 +145,22 @@ def nearest(name: str, names: Sequence[str]) -> str:
     """The way out of an unknown name."""
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]}?" if close else f"remove {name}"
+
+
+def _peers_way_out(model: type[Model], name: str, names: Sequence[str], under: str) -> str:
+    """The way out of a name that another system has for a field of this kind; empty if there is none."""
+    ours = [path for path in fields_of(name) if has_field(model, path)]
+    here = next((path.rsplit(".", 1)[-1] for path in ours if path.rsplit(".", 1)[-1] in names), "")
+    return f"did you mean {here}?" if here else f"the field for it is {under}.{ours[0]}" if ours else ""
+
+
+def has_field(model: type[Model], path: str) -> bool:
+    """Whether a model has the field at a path such as `sources[].weight`."""
+    *parents, name = path.replace("[]", ".[]").split(".")
+    try:
+        return name in field_names(model, [0 if step == "[]" else step for step in parents])
+    except KeyError:
+        return False
 
 
 def field_names(model: type[Model], location: Sequence[str | int]) -> list[str]:

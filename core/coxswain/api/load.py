@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
@@ -129,7 +130,8 @@ def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
     except (yaml.YAMLError, *_CONSTRUCTOR_ERRORS, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        deep = "lists and mappings are nested too deeply" if isinstance(error, RecursionError) else ""
+        problem = deep or getattr(error, "problem", None) or str(error).partition("\n")[0]
         yield FieldError(
             "", f"malformed YAML{where}: {problem}", way_out="correct the YAML", file=str(path), document=number + 1
         )
@@ -158,7 +160,7 @@ def _oversized(value: Any) -> list[FieldError]:
     if _nodes(value, {}) <= MAX_NODES:
         return []
     message = "the document is too large with its aliases written out"
-    return [FieldError("", message, "", f"at most {MAX_NODES} values, and no circles", _ALLOWED_VALUES)]
+    return [FieldError("", message, "", f"at most {MAX_NODES} values, and no circles", "write it with fewer aliases")]
 
 
 def _nodes(value: Any, known: dict[int, int]) -> int:
@@ -176,12 +178,14 @@ def _unknown(value: Any) -> list[FieldError]:
     """Why the value is no object of ours."""
     if not isinstance(value, dict):
         message = "a document must be a mapping with apiVersion, kind, metadata and spec"
-        return [FieldError("", message, type(value).__name__, "a mapping", _ALLOWED_VALUES)]
+        return [FieldError("", message, type(value).__name__, "a mapping", "write these four")]
     version, kind = str(value.get("apiVersion", "")), str(value.get("kind", ""))
     if (version, kind) in _FOREIGN:
         return []
     if kind not in BY_NAME:
-        return [FieldError("kind", f"unknown kind {kind!r}", kind, ", ".join(BY_NAME), _ALLOWED_VALUES)]
+        close = difflib.get_close_matches(kind, BY_NAME, n=1)
+        way_out = f"did you mean {close[0]}?" if close else _ALLOWED_VALUES
+        return [FieldError("kind", f"unknown kind {kind!r}", kind, ", ".join(BY_NAME), way_out)]
     if version != API_VERSION:
         message = f"unknown version {version!r} of kind {kind}"
         return [FieldError("apiVersion", message, version, API_VERSION, _ALLOWED_VALUES)]

@@ -160,7 +160,7 @@ def _member_faults(schema: Schema, value: dict[str, Any], path: str) -> Iterator
 
 def _problem(schema: Schema, value: Any) -> tuple[str, str, str] | None:
     """(message, allowed, way out) of a value of the wrong type or form."""
-    shown = shorten(value)
+    shown = repr(shorten(value)) if isinstance(value, str) else shorten(value)
     if schema.get("x-kubernetes-int-or-string"):
         if isinstance(value, bool) or not isinstance(value, (int, str)):
             return f"{shown} is neither a whole number nor a string", "a whole number or a string", "put it in quotes"
@@ -169,7 +169,12 @@ def _problem(schema: Schema, value: Any) -> tuple[str, str, str] | None:
         if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
             return f"{shown} is not {name}", name, way_out
     if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
-        return f"{shown!r} has not the form that is needed", schema["pattern"], "correct it"
+        return f"{shown} has not the form that is needed", _form(schema), "correct it"
     if isinstance(value, str) and len(value) > schema.get("maxLength", len(value)):
         return f"{len(value)} characters is out of bounds", f"at most {schema['maxLength']} characters", "shorten it"
     return None
+
+
+def _form(schema: Schema) -> str:
+    """What a pattern asks for, in words where there are any: of numbers or strings, quantities alone have one."""
+    return "a quantity such as 500m, 8G or 8Gi" if schema.get("x-kubernetes-int-or-string") else str(schema["pattern"])

@@ -148,6 +148,7 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
         "job-name-label", ("TrainingJob:",), "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
         "the name must be lower-case letters, digits and -, starting with a letter",
         "rename it: pods and services are named after it", field=".metadata.name",
+        says="the name %s must be lower-case letters, digits and -, starting with a letter", values=("self.metadata.name",),
     ),
     Rule(
         "job-mix-one-of", (_JOB,), "has(self.mixRef) != has(self.mix)",

@@ -204,8 +204,9 @@ class Trainers(Model):
     """The trainer pods."""
 
     count: Annotated[TrainerCount, Effect.AT_ONCE]
-    """How many trainers, between minCount and maxCount once the job runs, also by `kubectl scale`: an edit lets the job save a
-    checkpoint and restart from it with the new count, on the same stream."""
+    """How many trainers, between minCount and maxCount once the job runs, also by `kubectl scale`: pods join or leave, and the
+    others train on. Where the coordinator refuses that, or Kueue has the job, it saves a checkpoint and restarts from it.
+    The stream stays the same."""
     devices_per_trainer: Annotated[int, Field(ge=1, le=64), Effect.SUSPENDED] = 1
     """Accelerators (or CPU workers) of one trainer."""
     min_count: Annotated[TrainerCount | None, Effect.SUSPENDED] = None

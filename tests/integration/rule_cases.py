@@ -199,7 +199,7 @@ CASES: list[Case] = [
     ),
     _job(
         "job-name-label", "metadata.name", "a-1", "1.a",
-        "the name must be lower-case letters, digits and -, starting with a letter; "
+        "the name 1.a must be lower-case letters, digits and -, starting with a letter; "
         "rename it: pods and services are named after it",
     ),
     _job(

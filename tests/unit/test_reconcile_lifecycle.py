@@ -110,7 +110,7 @@ async def whole() -> FakeCluster:
     return world
 
 
-async def test_a_gang_that_does_not_train_yet_is_protected_when_it_has_been_whole_for_half_a_minute() -> None:
+async def test_a_gang_that_does_not_train_yet_is_protected_when_it_has_been_whole_for_two_minutes() -> None:
     world = await whole()
     world.tick(BUDGET_SECONDS - 2)
     controller = Controller(world, world, world.clock, keys=KEYS)

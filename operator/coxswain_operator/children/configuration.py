@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -26,16 +27,28 @@ def config_map(job: Manifest, config: JobConfig, pin: str, recorded: str = "") -
 
 def job_in(data: Mapping[str, str]) -> JobConfig | None:
     """The job.json of a ConfigMap, as far as this release knows its fields. None: there is none, or it cannot be read."""
+    return _read(data.get(JOB, ""))
+
+
+@lru_cache(maxsize=256)  # each pass reads both ConfigMaps of its job, whose texts are equal until the mix is edited
+def _read(text: str) -> JobConfig | None:
     try:
-        return msgspec.json.decode(data.get(JOB, "").encode(), type=JobConfig)
+        return msgspec.json.decode(text.encode(), type=JobConfig)
     except UNDECODABLE:
         return None
 
 
+@lru_cache(maxsize=256)
+def _is_ours(text: str) -> bool:
+    """Whether this release writes that text: then it knows every field of it."""
+    known = _read(text)
+    return known is not None and _text(known) == text
+
+
 def _with_unknown(recorded: str, config: JobConfig) -> Any:
     """The configuration, with the fields of the record that this release does not know."""
-    known = job_in({JOB: recorded})
-    if known is None:
+    known = _read(recorded)
+    if known is None or _is_ours(recorded):
         return config
     return _laid_over(msgspec.json.decode(recorded), msgspec.to_builtins(known), msgspec.to_builtins(config))
 

@@ -17,7 +17,7 @@ from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.views import ChildView
 
 BUDGET = "PodDisruptionBudget"
-BUDGET_SECONDS = 30.0  # from the last pod's readiness to the budget of a job that does not train yet
+BUDGET_SECONDS = 120.0  # from the last pod's readiness to the budget of a job that does not train yet
 
 
 @dataclass(frozen=True, slots=True)

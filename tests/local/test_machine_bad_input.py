@@ -140,7 +140,9 @@ def test_a_port_that_another_process_has_on_every_address_is_refused_before_the_
 def test_a_machine_whose_loopback_network_is_down_is_refused_before_the_start(run):
     """Each pod was replaced for ever: none reached the coordinator, and a message said that it had left."""
     run.within = UNSHARE
-    assert run.finish(run.start(), 100) == 2, run.output
+    code = run.finish(run.start(), 100)
+    keep(run.output, code)
+    assert code == 2, run.output
     assert "the loopback network, by which the services of a run talk, is down (Network is unreachable)" in said(run)
     assert "`ip link set lo up`" in said(run)
     Footprint(str(run.folder).encode()).assert_gone()

@@ -148,7 +148,7 @@ class ForkServer:
         self.is_ready = True
         self.known.set()
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """It does not end before that."""
 
     async def fork(self, device: int, environment: Mapping[str, str]) -> Process:

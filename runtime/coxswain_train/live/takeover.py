@@ -147,6 +147,7 @@ class TakeOver:
         mover = Mover(target.copies.everyone, target.rank, target.generation, target.device)
         mover.run(self._rounds(found, self._element), held_rooms, rooms_of([fresh.own, fresh.copy]))
         self.moved.ended("moves")
+        fresh.agreed = None if held is None else held.agreed  # a worker reports the step before by it
         if mover.faults:  # what has arrived is never offered, also where an abort ends the vote
             log.warning("%s", mover.faults[0])
         else:

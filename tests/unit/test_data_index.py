@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +20,7 @@ from tokenizers import Tokenizer, models
 
 from coxswain.config import MixConfig, SourceConfig, TokenizerConfig
 from coxswain.errors import Refused
-from coxswain.index import BlockEntry, BlockIndex, decode, encode, object_key
+from coxswain.index import BlockEntry, decode, encode, object_key
 from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Indexed
@@ -481,30 +478,3 @@ def test_a_mix_is_refused_if_no_share_of_a_source_has_a_document_of_two_tokens(t
     says = pytest.raises(Refused, match="source 'mine': its tokenizer gives none") if refused else nullcontext()
     with says:
         assert merge(MixConfig(name="m", seed=1, sources=(config(tmp_path),)), parts).vocabulary == 257
-
-
-@contextmanager
-def threads_change_in_collections() -> Iterator[None]:
-    """Collections are frequent, and run Python in which another thread may take over."""
-
-    def work(*_: object) -> None:
-        for _ in range(50):
-            pass
-
-    switch, thresholds = sys.getswitchinterval(), gc.get_threshold()
-    sys.setswitchinterval(1e-6)
-    gc.set_threshold(50)
-    gc.callbacks.append(work)
-    try:
-        yield
-    finally:
-        gc.callbacks.remove(work)
-        gc.set_threshold(*thresholds)
-        sys.setswitchinterval(switch)
-
-
-def test_indexes_are_decoded_from_many_threads_at_once() -> None:
-    """numpy parses their headers by `ast`, whose depth CPython 3.11 counts for all threads together."""
-    stored = encode(BlockIndex(at=np.arange(3), lengths=np.ones(3, np.uint32), rejected=np.arange(0)))
-    with threads_change_in_collections(), ThreadPoolExecutor(16) as pool:
-        assert all(found.at.size == 3 for found in pool.map(decode, [stored] * 400))

@@ -53,6 +53,11 @@ def shorten(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def quoted(value: object) -> str:
+    """As `shorten`, a string in quotes: else '6' looks like the number."""
+    return repr(shorten(value)) if isinstance(value, str) else shorten(value)
+
+
 def parse(model: type[Model], value: object, under: str) -> tuple[Model | None, list[FieldError]]:
     """The value as a model, or every fault of its shape."""
     try:
@@ -109,9 +114,7 @@ def _bound(sign: str, key: str, unit: str = "") -> Any:
 
 def _type(name: str) -> Any:
     def say(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:
-        value = detail["input"]
-        shown = repr(shorten(value)) if isinstance(value, str) else shorten(value)
-        return f"{shown} is not {name}", name
+        return f"{quoted(detail['input'])} is not {name}", name
 
     return say
 
@@ -143,8 +146,13 @@ _WAYS_OUT = {
 
 def nearest(name: str, names: Sequence[str]) -> str:
     """The way out of an unknown name."""
+    return similar(name, names) or f"remove {name}"
+
+
+def similar(name: str, names: Sequence[str]) -> str:
+    """The way out of a name that resembles one of `names`; empty if it resembles none."""
     close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]}?" if close else f"remove {name}"
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def _peers_way_out(model: type[Model], name: str, names: Sequence[str], under: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from coxswain.api.field_errors import FieldError
+from coxswain.api.field_errors import FieldError, similar
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME
 from coxswain.names import API_VERSION
@@ -183,8 +182,7 @@ def _unknown(value: Any) -> list[FieldError]:
     if (version, kind) in _FOREIGN:
         return []
     if kind not in BY_NAME:
-        close = difflib.get_close_matches(kind, BY_NAME, n=1)
-        way_out = f"did you mean {close[0]}?" if close else _ALLOWED_VALUES
+        way_out = similar(kind, list(BY_NAME)) or _ALLOWED_VALUES
         return [FieldError("kind", f"unknown kind {kind!r}", kind, ", ".join(BY_NAME), way_out)]
     if version != API_VERSION:
         message = f"unknown version {version!r} of kind {kind}"

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from coxswain.api.field_errors import FieldError, nearest, shorten
+from coxswain.api.field_errors import FieldError, nearest, quoted, shorten
 
 Schema = dict[str, Any]
 PARTS = ("metadata", "spec")
@@ -160,7 +160,7 @@ def _member_faults(schema: Schema, value: dict[str, Any], path: str) -> Iterator
 
 def _problem(schema: Schema, value: Any) -> tuple[str, str, str] | None:
     """(message, allowed, way out) of a value of the wrong type or form."""
-    shown = repr(shorten(value)) if isinstance(value, str) else shorten(value)
+    shown = quoted(value)
     if schema.get("x-kubernetes-int-or-string"):
         if isinstance(value, bool) or not isinstance(value, (int, str)):
             return f"{shown} is neither a whole number nor a string", "a whole number or a string", "put it in quotes"

@@ -20,6 +20,7 @@ from e2e.provision import Site, provision
 
 FOLDER = REPOSITORY / ".cache" / "e2e"
 _SITE = pytest.StashKey[Site]()
+_BUILD_SECONDS = 2400  # of the images on a fresh clone, with the cluster's start: some 10 minutes on a slow machine
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +39,14 @@ def _cluster(running: Path | None) -> AbstractContextManager[Cluster]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cluster", type=Path, help="folder of a running test cluster to use, and to leave running")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives the first test that needs the cluster the time to build it, beside its own."""
+    first = next((item for item in items if "site" in getattr(item, "fixturenames", ())), None)
+    if first is not None:
+        own = first.get_closest_marker("timeout")
+        first.add_marker(pytest.mark.timeout(_BUILD_SECONDS + (own.args[0] if own else 0)), append=False)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ if __name__ == "__main__" or sys.argv[0].endswith("/cox"):
 import typer  # noqa: E402
 from typer.core import TyperCommand  # noqa: E402
 
-from coxswain.exits import Exit  # noqa: E402
+from coxswain.exits import INTERRUPTED, Exit  # noqa: E402
 
 app = typer.Typer(
     help="Coxswain: one operator for a whole language-model training run.",
@@ -58,9 +58,6 @@ PLAN_COMMANDS = {
     ),
     "layout": ("coxswain_cli.plan.layout:layout_command", "Plan the layout of a cluster with slow or dead devices."),
 }
-
-
-INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
 
 
 class _Forward(TyperCommand):

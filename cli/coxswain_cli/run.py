@@ -16,7 +16,7 @@ import typer
 from coxswain import names
 from coxswain.api.jobfiles import load_run
 from coxswain.errors import Refused
-from coxswain.exits import Exit
+from coxswain.exits import INTERRUPTED, Exit
 from coxswain.wire import JobReport
 from coxswain_cli.again import forget_checkpoint, nothing_to_do, reopen
 from coxswain_cli.apply import NAMESPACE, apply
@@ -50,7 +50,6 @@ _POLL = 0.5  # seconds between two requests to the coordinator, which is on this
 _LOOK = 0.25  # seconds between two updates of the display
 _LEAVE = 3.0  # seconds for the services of an ended job to leave by themselves
 _LAST_PASS = 10.0  # seconds for the last pass of reconcile
-_STOPPED = 130  # exit code of a run that was stopped at once, as in shells
 
 
 def run_command(
@@ -114,8 +113,8 @@ def _run_files(
         output.refuse(Exit.USER_FAULT, error.reason, f"cox run: {error.message}")
         return Exit.USER_FAULT
     except (StoppedAtOnce, KeyboardInterrupt):
-        output.refuse(_STOPPED, "Stopped", "stopped at once; the same command resumes from the last checkpoint")
-        return _STOPPED
+        output.refuse(INTERRUPTED, "Stopped", "stopped at once; the same command resumes from the last checkpoint")
+        return INTERRUPTED
     except OSError as error:
         output.refuse(FAILED, "MachineTrouble", f"cox run: {error}; repair that and repeat the command to resume")
         return FAILED
@@ -163,7 +162,7 @@ class LocalRun:
         self._cluster, self._until_step, self._display, self._clock = cluster, until_step, display, clock
         self._name: str = job["metadata"]["name"]
         self._report: JobReport | None = None
-        self._reported, self._known_until = 0.0, 0.0
+        self._last_report_time, self._known_until = 0.0, 0.0
         self._watcher = Watcher(cluster.workdir)
         self._stop_requested = False
 
@@ -219,7 +218,8 @@ class LocalRun:
     def _on_report(self, _: Manifest, report: JobReport | None) -> None:
         """Keeps the report. Its events are published before the next report is requested."""
         self._report = report or self._report
-        self._known_until, self._reported = self._reported, time.time()
+        self._known_until = self._last_report_time
+        self._last_report_time = time.time()
 
     async def _request_stop(self, job: Manifest) -> None:
         await self._cluster.replace(job)

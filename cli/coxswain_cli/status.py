@@ -80,7 +80,8 @@ def describe(seen: Seen) -> Iterator[str]:
         yield f"  step        {_progress(seen.progress)}"
     if seen.report is not None:
         yield f"  waits for   {seen.report.waiting_for or 'nothing'}"
-        yield from (f"  slow        {words}" for words in (seen.report.slow,) if words and not status.get("stragglers"))
+        if seen.report.slow and not status.get("stragglers"):
+            yield f"  slow        {seen.report.slow}"
     yield from (f"  slow        {_slow(found)}" for found in status.get("stragglers") or ())
     if layout := status.get("layout"):
         yield f"  layout      {layout.get('summary', '')}, world generation {status.get('worldGeneration', 0)}"

@@ -1,8 +1,11 @@
-"""Exit codes of every service, and their meaning to the operator."""
+"""Exit codes of every service, and their meaning to the operator; and that of a `cox` that is interrupted."""
 
 from __future__ import annotations
 
 from enum import IntEnum
+
+INTERRUPTED = 130
+"""Of `cox` behind Ctrl-C, as in shells."""
 
 
 class Exit(IntEnum):

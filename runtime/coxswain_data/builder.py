@@ -115,7 +115,7 @@ class Builder:
         lacking = [request for request in wanted if request not in had]
         tokens, digests = self._fetcher.fetch(lacking, self._is_current)
         new = {r: Answer(t, digests.get(place)) for place, (r, t) in enumerate(zip(lacking, tokens, strict=True))}
-        answers = {request: new.get(request) or had[request] for request in wanted}
+        answers = {request: new[request] if request in new else had[request] for request in wanted}
         self._fetched.keep(step, answers, self._step_cache.oldest)
         return answers
 

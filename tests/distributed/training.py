@@ -76,13 +76,14 @@ def engine_of(
     live: LiveState | None = None,
     generation: int = 0,
     wards: Sequence[int] = (),
+    ids: int = 0,
 ) -> Engine:
     """This rank's engine; without a layout every rank is a replica."""
     layout = layout or uniform_layout([Device(0, r) for r in range(world.ranks)], model.layers)
     seat = layout.ranks()[world.rank]
     device = torch.device("cpu")
     return Engine(
-        model, VOCABULARY, optimizer, steps, layout, seat, world, device, dtype, live, memory, generation, wards
+        model, VOCABULARY, optimizer, steps, layout, seat, world, device, dtype, live, memory, generation, wards, ids
     )
 
 
@@ -191,8 +192,8 @@ def save_with_manifest(
 
 def start_and_save(world: ProcessGroups, model: ModelConfig, uri: str, ids: int = 0) -> tuple[Shard, ...]:
     """This rank's shards of a job that has begun and taken no step: what came in by `initFrom`, if it names any."""
-    engine = engine_of(world, torch.float32, model)
-    engine.initialise(SEED, ids=ids)
+    engine = engine_of(world, torch.float32, model, ids=ids)
+    engine.initialise(SEED)
     return tuple(save_load.write_shards(open_store(uri, create=True), snapshots.snapshot(engine.boxes())))
 
 

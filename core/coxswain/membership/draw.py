@@ -40,7 +40,7 @@ def draw(
         if index not in held_out and (policy != "Drop" or length <= longest):
             return _take(cursor, samples, max_passes, index, length, longest, policy)
         cursor = _next_sample(cursor, samples, max_passes)
-    raise nothing_to_draw(cursor.name, samples, longest, bool(held_out))
+    raise nothing_to_draw(cursor.name, samples, longest, some_held_out=bool(held_out))
 
 
 def _without_any(cursor: SourceCursor, samples: int, max_passes: int, longest: int) -> SourceCursor:
@@ -54,10 +54,10 @@ def _without_any(cursor: SourceCursor, samples: int, max_passes: int, longest: i
     return replace(cursor, epoch=max_passes, drawn=0, total_samples=drawn, piece=0, piece_index=-1, exhausted=True)
 
 
-def nothing_to_draw(source: str, samples: int, longest: int, evaluated: bool = False) -> Refused:
-    """`evaluated`: some of its samples are held out, perhaps all that fit."""
-    which = "samples that are not held out" if evaluated else "samples"
-    fewer = "lower evaluation.tokens, " if evaluated else ""
+def nothing_to_draw(source: str, samples: int, longest: int, some_held_out: bool = False) -> Refused:
+    """`some_held_out`: of its samples, perhaps all that fit."""
+    which = "samples that are not held out" if some_held_out else "samples"
+    fewer = "lower evaluation.tokens, " if some_held_out else ""
     return Refused(
         "NothingToDraw",
         f"source {source!r}: none of its {samples} {which} has at most {longest} tokens; allowed with longSequences: Drop is a "
@@ -71,21 +71,18 @@ def _take(
     stop = min(cursor.piece + longest, length)
     sequence = Sequence(cursor.name, cursor.epoch, index, cursor.piece, stop, length)
     tokens = stop - cursor.piece
+    counted = replace(cursor, tokens=cursor.tokens + tokens, total_tokens=cursor.total_tokens + tokens)
     if stop < length and policy == "Split":
-        counted = cursor.tokens + tokens, cursor.total_tokens + tokens
-        return sequence, replace(cursor, tokens=counted[0], total_tokens=counted[1], piece=stop, piece_index=index)
-    return sequence, _next_sample(cursor, samples, max_passes, tokens)
+        return sequence, replace(counted, piece=stop, piece_index=index)
+    return sequence, _next_sample(counted, samples, max_passes)
 
 
-def _next_sample(cursor: SourceCursor, samples: int, max_passes: int, tokens: int = 0) -> SourceCursor:
-    """Moves behind the current sample, of which so many tokens were taken.
-
-    A pass ends in the next one, or the source leaves the mix.
-    """
+def _next_sample(cursor: SourceCursor, samples: int, max_passes: int) -> SourceCursor:
+    """Moves behind the current sample. A pass ends in the next one, or the source leaves the mix."""
     epoch, drawn = cursor.epoch, cursor.drawn + 1
     if drawn == samples:
         epoch, drawn = epoch + 1, 0
     return replace(
-        cursor, epoch=epoch, drawn=drawn, tokens=cursor.tokens + tokens, total_samples=cursor.total_samples + 1,
-        total_tokens=cursor.total_tokens + tokens, piece=0, piece_index=-1, exhausted=bool(max_passes) and epoch >= max_passes,
+        cursor, epoch=epoch, drawn=drawn, total_samples=cursor.total_samples + 1, piece=0, piece_index=-1,
+        exhausted=bool(max_passes) and epoch >= max_passes,
     )  # fmt: skip

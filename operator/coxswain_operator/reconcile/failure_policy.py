@@ -17,7 +17,6 @@ from coxswain_operator.reconcile.spec import Rule, RuleAction
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.views import Event
 
-HOPELESS_DELAY_SECONDS = 2  # of a member that was replaced three times and never ran for long
 MAX_EVENTS = 5  # losses of one pass that get an Event each
 
 
@@ -56,8 +55,7 @@ def _escalated(ctx: Context, verdict: Verdict) -> Verdict:
     if verdict.failure.member.startswith("loader-"):
         return verdict
     entry = ctx.numbers.of(verdict.failure.member)
-    hopeless = entry.delay_seconds >= HOPELESS_DELAY_SECONDS and incarnations.unsettled(entry, ctx.now)
-    if not (verdict.counted and hopeless and verdict.action == "RestartTrainer"):
+    if not (verdict.counted and incarnations.keeps_failing(entry, ctx.now) and verdict.action == "RestartTrainer"):
         return verdict
     return Verdict(verdict.failure, "Escalation", "RestartJob")
 

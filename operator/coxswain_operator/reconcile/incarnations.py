@@ -17,6 +17,7 @@ from coxswain_operator.reconcile.times import seconds, stamp
 ALL_MEMBERS = "all"
 HEALTHY_SECONDS = 600  # a pod that runs this long resets the back-off
 LONGEST_DELAY_SECONDS = 60
+_THIRD_DELAY_SECONDS = 2  # of the third replacement in a row (`_next`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +78,18 @@ def unsettled(entry: Incarnation, now: float) -> bool:
     return now - starts_at(entry) < HEALTHY_SECONDS
 
 
+def keeps_failing(entry: Incarnation, now: float) -> bool:
+    """It is the third replacement in a row, or a later one, of pods that never ran for long."""
+    return entry.delay_seconds >= _THIRD_DELAY_SECONDS and unsettled(entry, now)
+
+
 def _entries(default: Incarnation, exceptions: dict[str, Incarnation]) -> tuple[Incarnation, ...]:
     common = (default,) if default.number else ()
     return (*common, *(exceptions[name] for name in sorted(exceptions)))
 
 
 def _next(entry: Incarnation, now: float) -> Incarnation:
-    """The first replacement is immediate; then 1, 2, 4 ... seconds."""
+    """The first replacement is immediate, the second comes after 1 s, the third after 2, then 4, 8 ... seconds."""
     grown = min(LONGEST_DELAY_SECONDS, max(1, 2 * entry.delay_seconds))
     delay = grown if unsettled(entry, now) else 0
     return Incarnation(name=entry.name, number=entry.number + 1, since=stamp(now), delay_seconds=delay)

@@ -106,11 +106,12 @@ class Engine:
         part = ModelPart(stage.start, stage.stop, model.layers, group)
         self.counts = part.last and not seat.tensor  # whether the replica's losses and labels count here
         self._everyone, self._device, self._dtype = world.exchange(tuple(range(world.ranks))), device, dtype
+        self._ids = ids
         self.model = decoder_of(model, vocabulary, part, ids).to(device, dtype)
         self.shapes = {spec.name: spec.shape for spec in specs}
         self._matrices = muon_matrices(specs, optimizer)
         self._layout, self._generation = layout, generation
-        self._shards = self._cut(layout)
+        self._shards = self._shards_of(layout)
         _check_groups(optimizer, self.shapes)
         _check_whole(self._matrices, self._shards, self.shapes)
         self.live, self.moved = live or LiveState(), Moved()
@@ -122,22 +123,17 @@ class Engine:
         self.optimizer.time_aside(world.clock.waiting)
         self._probe, self._share = Probe(device), CoreShare()
 
-    def _cut(self, layout: Layout) -> Shards:
-        """Owners of a layout."""
+    def _shards_of(self, layout: Layout) -> Shards:
+        """Which rank owns which box of the state in a layout."""
         held = all_holdings(self._specs, layout, self._config.layers)
         return shards(held, whole=self._matrices.__contains__)
 
-    def initialise(
-        self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None, ids: int = 0
-    ) -> None:
-        """Fills the owned boxes from `initFrom` (at `endpoint`), or without it from the job's seed.
-
-        `ids`: of the tokenizer; 0: unknown.
-        """
+    def initialise(self, seed: int, secrets: Path | None = None, endpoint: EndpointConfig | None = None) -> None:
+        """Fills the owned boxes from `initFrom` (at `endpoint`), or without it from the job's seed."""
         boxes = self.make_room()["parameter"]
         self.optimizer.state.clear()
         if self._config.init_from:
-            load_pretrained(self._config.init_from, boxes, self.shapes, secrets, endpoint, self._config, ids)
+            load_pretrained(self._config.init_from, boxes, self.shapes, secrets, endpoint, self._config, self._ids)
         else:
             for box, values in boxes.items():
                 values.copy_(torch.from_numpy(init_box(seed, box, self.shapes[box.name], self._config)))
@@ -193,7 +189,7 @@ class Engine:
         """
         step = source.step - 1
         rate = learning_rate(self._optimizer_config, step, self._total_steps)
-        old, target = self._cut(source.layout), self._target(nodes)
+        old, target = self._shards_of(source.layout), self._target(nodes)
         change = TakeOver(self.live, self._world, target, source)
         self.optimizer.state = State()  # what is held is the living state's, and room of another world is given up
         change.run(old, Update(self._optimizer_config, rate, self._matrices))

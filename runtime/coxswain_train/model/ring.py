@@ -101,11 +101,11 @@ class Ring:
             rows, keys = rows + _tokens(mine), keys + _tokens(theirs)
         return found
 
-    def pass_on(self, leaving: Sequence[Tensor | None], next_kv: Sequence[Tensor | None]) -> Pending:
+    def pass_on(self, leaving: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> Pending:
         """Sends to the next member and receives from the one before, in one batch."""
         after, before = (self.place + 1) % self.degree, (self.place - 1) % self.degree
         return self.exchange.start(
-            [(after, x) for x in leaving if x is not None], [(before, x) for x in next_kv if x is not None]
+            [(after, x) for x in leaving if x is not None], [(before, x) for x in arriving if x is not None]
         )
 
 

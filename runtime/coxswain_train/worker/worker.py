@@ -201,7 +201,7 @@ class Worker:
             return
         if not key:
             job = self._env.job
-            self._engine.initialise(job.seed, self._env.secrets_dir, job.checkpoint.endpoint, self._world.ids)
+            self._engine.initialise(job.seed, self._env.secrets_dir, job.checkpoint.endpoint)
             return
         manifest = save_load.read_manifest(self._store, key)
         save_load.load(self._store, manifest.shards, self._engine.make_room(), self._outbox.advance)

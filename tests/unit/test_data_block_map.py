@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.config import MixConfig
-from coxswain.errors import Retryable
+from coxswain.errors import Refused, Retryable
 from coxswain.wire import SourceBlocks
 from coxswain_coordinator.index.merge import Index, SourceIndex
 from coxswain_coordinator.index.progress import IndexProgress
-from coxswain_data.block_map import BlockMaps
+from coxswain_data.block_map import BlockMap, BlockMaps
 from tests.unit.coordinator_fakes import BLOCKS, block_of
 
 CODE = tuple(block_of("code", b) for b in range(BLOCKS))
@@ -46,6 +46,13 @@ def test_the_next_world_gets_the_blocks_of_the_one_before_without_fetching_them(
     assert (first.blocks, coordinator.sent) == (CODE, BLOCKS)
     assert maps.get("code", 0) is first
     assert coordinator.sent == BLOCKS
+
+
+@pytest.mark.parametrize("index", [-1, -BLOCKS, 10**9])
+def test_a_sample_that_the_index_does_not_have_is_refused(index: int):
+    with pytest.raises(Refused, match=f"sample {index} is not in the index") as caught:
+        BlockMap(CODE).locate(index)
+    assert caught.value.reason == "PlanBroken"
 
 
 def test_a_source_that_has_changed_is_fetched_again():

@@ -238,6 +238,13 @@ def test_tokens_of_steps_that_every_rank_has_passed_are_not_kept(scene: Scene) -
     assert held[0] >= 17 and held[-1] == 21
 
 
+def test_the_tokens_of_all_steps_that_no_rank_has_taken_yet_are_kept_for_the_next_generation(scene: Scene) -> None:
+    scene.coordinator.plans = {0: plan(0), 1: plan(1)}
+    scene.start()
+    scene.coordinator.await_served(2)
+    assert [bool(scene.fetched.of(step)) for step in (0, 1)] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("fault", "seen"),
     [

@@ -131,7 +131,17 @@ def short(job: Job) -> None:
     job.serve["loader-0"] = once
 
 
-@pytest.mark.parametrize(("trouble", "connections"), [(moved, 2), (unregistered, 1), (short, 2)])
+def long(job: Job) -> None:
+    """The first answer has the first part of each slice twice."""
+
+    def once(request: Request) -> Iterator[SlicePart]:
+        job.serve["loader-0"] = serve
+        return (part for part in (*serve(request), *serve(request)) if part.tokens.size == 3)
+
+    job.serve["loader-0"] = once
+
+
+@pytest.mark.parametrize(("trouble", "connections"), [(moved, 2), (unregistered, 1), (short, 2), (long, 2)])
 def test_a_loader_that_fails_at_first_is_looked_up_and_asked_again(
     job: Job, trouble: Any, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,14 +198,17 @@ def test_the_digest_of_a_sequence_comes_with_its_first_token_and_covers_all_of_i
     (first,), (rest,) = served(serving, request(1, piece)), served(serving, request(1, piece, start=3))
     assert (first.tokens.tolist(), rest.tokens.tolist()) == (whole[7:-5], whole[10:-5])
     assert (first.digest, rest.digest) == (tokens_digest(first.tokens), None)
-    count = len(first.tokens) + len(rest.tokens)
+    (head,) = served(serving, Request(1, (SliceRequest(piece, 0, 4),)))
+    assert (head.tokens.tolist(), head.digest) == (whole[7:11], first.digest)
+    count = len(first.tokens) + len(rest.tokens) + len(head.tokens)
     assert f'coxswain_loader_tokens_served_total{{source="docs"}} {count}.0'.encode() in serving._metrics.exposition()
 
 
-def test_a_plan_that_counts_other_tokens_than_the_index_is_refused(serving: Loader, corpus: Corpus) -> None:
+@pytest.mark.parametrize("more", [1, -1])
+def test_a_plan_that_counts_other_tokens_than_the_index_is_refused(serving: Loader, corpus: Corpus, more: int) -> None:
     one = document(corpus, 3)
-    with pytest.raises(Refused, match=f"counts {one.length + 1} tokens in sample 3 of source 'docs'") as caught:
-        served(serving, request(1, replace(one, length=one.length + 1)))
+    with pytest.raises(Refused, match=f"counts {one.length + more} tokens in sample 3 of source 'docs'") as caught:
+        served(serving, request(1, replace(one, length=one.length + more)))
     assert caught.value.reason == "PlanBroken"
 
 

@@ -113,12 +113,17 @@ def manifest_step(key: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def steps_key(step: int) -> str:
-    """Lines of closed steps before `step`, since the previous object.
+def steps_key(step: int, generation: int) -> str:
+    """Lines of closed steps before `step` that this world has closed or found closed, since the previous object.
 
-    All such objects together are the run's `steps.jsonl`.
+    All such objects together are the run's `steps.jsonl`. Names of earlier releases have no generation.
     """
-    return f"steps/before-{step:010d}.jsonl"
+    return f"{steps_stem(step)}-{generation:08d}.jsonl"
+
+
+def steps_stem(step: int) -> str:
+    """What the names of all objects with lines before `step` begin with, whatever world has written them."""
+    return f"steps/before-{step:010d}"
 
 
 prepare(__name__)

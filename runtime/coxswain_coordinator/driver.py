@@ -334,7 +334,7 @@ class Driver:
         began, saving = time.monotonic(), session.pending.seconds(step)
         manifest = self._manifest(session, step)
         await self._store_call(self._log.check_current, session.record.generation)
-        await self._store_call(self._checkpoints.record, step, self._state.history.before(step))
+        await self._record_lines(session, step)
         await self._store_call(self._checkpoints.create, manifest)
         self._state.add_manifest(session, manifest, saving + time.monotonic() - began)
         self._uncollected = True
@@ -368,15 +368,16 @@ class Driver:
             self._garbage, self._uncollected = asyncio.create_task(self._collect_beside()), False
 
     async def _record(self, session: Session) -> bool:
-        """Stores the lines of closed steps between rare checkpoints.
-
-        A repeated step gets the same key.
-        """
-        history, step = self._state.history, session.book.open
+        """Stores the lines of closed steps between rare checkpoints."""
+        step = session.book.open
         await self._store_call(self._log.check_current, session.record.generation)
-        await self._store_call(self._checkpoints.record, step, history.before(step))
-        history.recorded(step)
+        await self._record_lines(session, step)
+        self._state.history.recorded(step)
         return True
+
+    async def _record_lines(self, session: Session, step: int) -> None:
+        lines = self._state.history.before(step)
+        await self._store_call(self._checkpoints.record, session.record.generation, step, lines)
 
     def _manifest(self, session: Session, step: int) -> CheckpointManifest:
         run, cursor = self._state, session.cursors[step]

@@ -26,8 +26,8 @@ from coxswain.errors import Refused
 from coxswain.layout import Device, uniform_layout
 from coxswain.models import parameter_specs
 from coxswain.presets import PRESETS
+from coxswain_link.cgroup import CoreShare
 from coxswain_link.store import Store, open_store
-from coxswain_train.cgroup import CoreShare
 from coxswain_train.checkpoint import foreign_files
 from coxswain_train.checkpoint.export import export
 from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD, load_pretrained

@@ -204,6 +204,22 @@ def test_a_damaged_shard_is_replaced_when_the_same_content_is_saved_again(one_sh
     assert load_w(one_shard[0], [one_shard[1]]).sum() == sum(range(4, 12))
 
 
+def test_the_same_state_saved_in_another_world_is_other_objects(tmp_path: Path) -> None:
+    """A coordinator that was stopped amid its deletions may go on with them: none is of an object of a later world."""
+    store, names = open_store(f"file://{tmp_path}", create=True), set[str]()
+    state = {"parameter": {full_box("w", (3, 4)): torch.arange(12.0).view(3, 4)}}
+    for generation in (1, 2, 2):
+        saver, saved = save_load.Saver(store), list[Shard]()
+        saver.begin(state, lambda shards, _, saved=saved: saved.extend(shards), generation, sidecars=True)
+        saver.wait()
+        rooms = {"parameter": {full_box("w", (3, 4)): torch.zeros(3, 4)}}
+        save_load.load(store, saved, rooms)
+        assert float(next(iter(rooms["parameter"].values())).sum()) == sum(range(12))
+        names |= {name for shard in saved for name in shard.objects}
+    assert names == {found.path for found in store.list("shards/")}
+    assert len(names) == 4
+
+
 def test_a_snapshot_shares_no_memory_with_the_state() -> None:
     room = torch.ones(3)
     ((_, _, copy),) = snapshots.snapshot({"parameter": {full_box("w", (3,)): room}})

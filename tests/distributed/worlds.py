@@ -146,7 +146,8 @@ def begin(world: Any, job: Job, generation: int, steps: Sequence[int]) -> None:
 def go_on(world: Any, job: Job, generation: int, source: LiveSource, stop: int) -> Engine:
     """Takes over, then trains up to step `stop`."""
     engine = job.engine(world, generation)
-    if (finished := engine.take_over(source)) is not None:
+    engine.take_over(source)
+    if (finished := engine.live.unreported) is not None:
         job.parts[finished.step, engine.seat.device] = finished.loss_sum
     job.note(engine)
     job.train(engine, job.layouts[generation], range(source.step, stop))

@@ -11,6 +11,8 @@ import pytest
 
 from coxswain.errors import Refused
 from coxswain_operator.local import LocalCluster
+from coxswain_operator.local.memory import MemoryKills
+from coxswain_operator.reconcile.context import parse_fault
 from tests.local.pods import container, pod, run_to_end, terminated, until, until_gone, until_text
 
 SLEEP = "import signal; signal.pause()"
@@ -42,6 +44,32 @@ async def test_a_pod_whose_containers_all_exit_with_zero_succeeded(cluster):
 async def test_an_exit_code_is_shown_as_a_kubelet_shows_it(cluster, program, code):
     status = await run_to_end(cluster, pod(container(program)))
     assert (status["phase"], terminated(status)["exitCode"]) == ("Failed", code)
+
+
+KILLED = "import os; os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.parametrize(
+    ("counted", "reasons"),
+    [
+        ([0, 1, 1], ["OOMKilled", "Error"]),
+        ([0, 2, 2], ["OOMKilled", "OOMKilled"]),
+        ([1, 1, 1], ["Error", "Error"]),
+    ],
+)
+async def test_of_killed_processes_as_many_are_killed_for_memory_as_the_kernel_counts(tmp_path, counted, reasons):
+    async with LocalCluster(tmp_path / "work", memory=MemoryKills(iter(counted).__next__)) as cluster:
+        ends = [terminated(await run_to_end(cluster, pod(container(KILLED), name=name))) for name in "ab"]
+    assert [(end["exitCode"], end["reason"]) for end in ends] == [(137, reason) for reason in reasons]
+    for fault in (parse_fault(end["message"]) for end in ends if end["reason"] == "OOMKilled"):
+        assert fault.retryable and fault.message.startswith("main was killed for its memory")
+        assert fault.message.endswith("raise the limit of the control group that `cox run` runs in")
+
+
+async def test_a_kill_that_an_agent_has_reported_explains_no_later_one(tmp_path):
+    async with LocalCluster(tmp_path / "work", memory=MemoryKills(iter([0, 1, 1]).__next__)) as cluster:
+        await run_to_end(cluster, pod(container("exit(1)"), name="a"))
+        assert terminated(await run_to_end(cluster, pod(container(KILLED), name="b")))["reason"] == "Error"
 
 
 async def test_a_pod_is_dated_by_the_clock_of_its_cluster(tmp_path):

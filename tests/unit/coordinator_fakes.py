@@ -27,6 +27,7 @@ from coxswain.config import (
 from coxswain.errors import Stale
 from coxswain.index import BlockEntry, BlockIndex, encode, object_key
 from coxswain.membership.values import Sequence
+from coxswain_cli.kept_steps import kept_steps
 from coxswain_coordinator.coordinator import Coordinator
 from coxswain_coordinator.driver import Edits
 from coxswain_coordinator.planning.placers import Planner, place_step
@@ -226,6 +227,13 @@ def report_of(plan: wire.StepPlan, rank: int, replica: int) -> wire.StepReport:
                 delivered = digests.add(delivered, digests.delivered(s.sequence, positions, tokens))
                 loss += s.stop - s.start
     return wire.StepReport(plan.generation, plan.step, rank, loss, delivered, 1.0, 1e-3, 0.5, 0.4, 0.01, 0.05)
+
+
+def stored_steps(store: Store) -> list[wire.StepLine]:
+    """The step lines of a location that count: those that a later world has discarded stand there, too."""
+    texts = (text for found in store.list("steps/") for text in store.get(found.path).splitlines())
+    lines = (msgspec.json.decode(text, type=wire.StepLine) for text in texts)
+    return kept_steps(sorted(lines, key=lambda line: line.worldGeneration))
 
 
 def store_of(job: JobConfig) -> Store:

@@ -94,7 +94,7 @@ def keys() -> list[str]:
         planlog.membership_key(4),
         planlog.placement_key(5, 6),
     ]
-    return [*log, planlog.manifest_key(7), planlog.steps_key(8), index.object_key("abcd"), store.RUN_KEY]
+    return [*log, planlog.manifest_key(7), planlog.steps_key(8, 2), index.object_key("abcd"), store.RUN_KEY]
 
 
 def constants() -> list[Any]:

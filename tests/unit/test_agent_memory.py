@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coxswain_train import cgroup
+from coxswain_link import cgroup
 
 OF_PROCESS = "12:cpuset:/\n4:memory:/kube/pod-1\n0::/kube/pod-1\n"
 VERSION_1 = "memory.oom_control", "memory.limit_in_bytes"

@@ -19,8 +19,8 @@ import pytest
 from coxswain import names
 from coxswain.errors import Retryable
 from coxswain.wire import Fault
+from coxswain_link import cgroup
 from coxswain_link.http_server import HttpService
-from coxswain_train import cgroup
 from coxswain_train.agent import agent
 from tests.fake_coordinator import FakeCoordinator
 from tests.unit import agent_fakes

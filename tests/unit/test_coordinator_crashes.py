@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from coxswain import wire
 from coxswain.config import CheckpointConfig, JobConfig, MixConfig
-from coxswain.planlog import MembershipSegment
+from coxswain.planlog import MembershipSegment, steps_key
 from coxswain_coordinator.planning.plan_log import _unpack
 from coxswain_link.store import open_store
-from tests.unit.coordinator_fakes import make_job, make_source
+from tests.unit.coordinator_fakes import make_job, make_source, stored_steps
 from tests.unit.crash_points import MOMENTS, Crash, Moment
 from tests.unit.crash_simulation import Simulation
 
@@ -66,7 +66,7 @@ def end_of(simulation: Simulation, report: wire.JobReport) -> End:
     return End(
         report=(report.phase, report.reason, report.step, report.checkpoint_step, report.fault),
         steps={line.step: facts(line) for line in lines((simulation.folder / "steps.jsonl").read_bytes())},
-        history=[facts(line) for o in store.list("steps/") for line in lines(store.get(o.path))],
+        history=list(map(facts, stored_steps(store))),
         memberships=[_unpack(o.path, store.get(o.path), MembershipSegment) for o in store.list("log/membership/")],
         manifests=[(m.step, m.cursor, m.stream_digest, m.tokens, m.shards) for m in manifests],
         orphans={o.path for o in store.list("shards/")} - named,
@@ -198,7 +198,7 @@ def test_an_edit_of_the_mix_gives_the_same_steps_whatever_is_killed_at_any_write
 @pytest.mark.parametrize(("outage", "apart"), KILLED)
 def test_a_run_without_checkpoints_keeps_its_history_in_parts_and_loses_none(tmp_path, calm, outage, apart):
     quiet, expected = play(tmp_path / "quiet", {}, every=0)
-    assert next(what for what in quiet.fate.writes if "put steps/" in what).endswith("steps/before-0000000004.jsonl")
+    assert next(what for what in quiet.fate.writes if "steps/" in what).endswith(steps_key(4, 1))
     assert expected.history == calm[1].history
     for n in points(quiet, "coordinator")[::apart]:
         _, end = play(tmp_path / str(n), {n: Crash("before", outage)}, every=0)

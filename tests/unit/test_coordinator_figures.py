@@ -328,6 +328,18 @@ def test_a_rank_that_does_not_finish_is_named_with_its_trainer_and_node(run):
     assert run.report().waiting_for == "rank 1 of 2 to finish step 0: trainer-1 (node-b)"
 
 
+def test_the_first_step_of_a_world_is_waited_for_in_words_while_all_ranks_compute_it(run):
+    run.session.begin(0)
+    assert run.report().phase == "Starting"
+    assert run.report().waiting_for == "all 2 ranks to finish step 0, the first of this world"
+
+
+def test_a_later_step_that_all_ranks_compute_is_waited_for_without_words(run):
+    run.step(0)
+    run.session.begin(1)
+    assert (run.report().phase, run.report().waiting_for) == ("Running", "")
+
+
 # --- lines of the log ------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from coxswain import wire
 from coxswain.layout import Device, uniform_layout
 from coxswain.live import Held, Holder
-from coxswain.planlog import Generation
+from coxswain.planlog import Generation, steps_key
 from coxswain_coordinator.world.living import generations_held, standings
 from tests.unit.coordinator_fakes import make_job, report_of
 from tests.unit.coordinator_lead import Lead, begun, holds, led_again, lose, register, served_of, small, training
@@ -59,7 +59,7 @@ async def test_a_world_whose_ranks_all_hold_their_shards_goes_on_at_their_step_w
         assert (world.first_step, world.live.step, world.live.generation) == (4, 4, 1)
         assert world.live.holders == (Holder(0, 0), Holder(1, 1))
         assert (session.book.open, session.book.stream_digests[4]) == (4, digest)
-        assert lead.keys("steps/") == ["steps/before-0000000004.jsonl"]
+        assert lead.keys("steps/") == [steps_key(4, 1)]
         await lead.close(4, 5)
 
 

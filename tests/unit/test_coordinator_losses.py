@@ -15,6 +15,7 @@ from coxswain.config import JobConfig, StragglerConfig
 from coxswain.ladder.values import Option, Options
 from coxswain.layout import Device, Layout
 from coxswain.live import Held
+from coxswain.planlog import steps_key
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import Lead, begun, lose, register, run_steps, training
 from tests.unit.coordinator_samples import agents
@@ -156,7 +157,7 @@ async def test_steps_are_stored_once_with_a_world_that_goes_on_from_memory_or_wi
         lead.save(6, 0, 1)
         await lead.until(lambda: lead.state.manifest)
         stored = {key: lead.store.get(key).count(b"\n") for key in lead.keys("steps/")}
-        assert stored == {"steps/before-0000000004.jsonl": 4, "steps/before-0000000006.jsonl": 2}
+        assert stored == {steps_key(4, 1): 4, steps_key(6, 2): 2}
 
 
 async def without_the_first(lead: Lead) -> Layout:

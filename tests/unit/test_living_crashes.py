@@ -21,7 +21,7 @@ from coxswain.config import CheckpointConfig, RecoveryConfig
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain_link.store import open_store
 from tests.draws import drawn_below
-from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_fakes import make_job, stored_steps
 from tests.unit.crash_change import RIVALS, ChangeSimulation, Order, Victims
 
 pytestmark = pytest.mark.timeout(600)
@@ -100,7 +100,7 @@ async def _play(simulation: ChangeSimulation) -> End:
     return End(
         phase=report.phase,
         steps={line[0]: line for line in facts((simulation.folder / "steps.jsonl").read_bytes())},
-        history=sorted(line for o in store.list("steps/") for line in facts(store.get(o.path))),
+        history=facts(b"\n".join(map(msgspec.json.encode, stored_steps(store)))),
         again=sum(times > 1 for times in computed.values()),
         restarts=Counter({f"trainer-{i}": len(made.made) - 1 for i, (_, made) in simulation.members.agents.items()}),
         simulation=simulation,

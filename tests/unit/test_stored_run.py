@@ -80,13 +80,24 @@ def test_the_last_steps_are_those_of_the_newest_checkpoint_and_of_a_run_that_was
     for saved in (4, 8):
         write(place, manifest_key(saved), b"{}")
     for before, steps in ((4, range(4)), (8, range(4, 8)), (12, range(8, 12))):
-        write(place, steps_key(before), b"".join(map(line, steps)))
+        write(place, steps_key(before, 1), b"".join(map(line, steps)))
     lines = open_location(place.as_uri()).step_lines(last=True)
     assert [msgspec.json.decode(each)["step"] for each in lines] == list(range(4, 12))
 
 
+def test_the_last_steps_are_found_under_the_names_of_an_earlier_release_and_of_each_world(place: Path) -> None:
+    write(place, manifest_key(8), b"{}")
+    write(place, "steps/before-0000000004.jsonl", line(3))
+    write(place, "steps/before-0000000008.jsonl", line(6))
+    write(place, steps_key(8, 2), line(7))
+    write(place, steps_key(12, 1), line(11))
+    found = open_location(place.as_uri())
+    assert [msgspec.json.decode(each)["step"] for each in found.step_lines(last=True)] == [7, 6, 11]
+    assert [msgspec.json.decode(each)["step"] for each in found.step_lines()] == [3, 7, 6, 11]
+
+
 def test_steps_before_a_resumption_end_at_its_first_one(place: Path) -> None:
-    write(place, steps_key(4), b"".join(map(line, range(4))))
+    write(place, steps_key(4, 1), b"".join(map(line, range(4))))
     found, why = steps_before(3, CheckpointConfig(uri=place.as_uri(), every_steps=4))
     assert ([each.step for each in found], why) == ([0, 1, 2], "")
 

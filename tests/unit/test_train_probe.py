@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from bench.cpu_shares import Shares
-from coxswain_train import cgroup
-from coxswain_train.cgroup import CoreShare
+from coxswain_link import cgroup
+from coxswain_link.cgroup import CoreShare
 from coxswain_train.engine import probe
 from coxswain_train.engine.probe import BUSY_SECONDS, Probe, busy_seconds, fastest
 
@@ -54,7 +54,7 @@ def test_a_share_is_what_ran_of_what_could_run_since_the_step_before() -> None:
 
 SHARE = """
 import time
-from coxswain_train.cgroup import CoreShare
+from coxswain_link.cgroup import CoreShare
 input()  # the process is in its group
 share, until = CoreShare(), time.process_time() + 0.02
 while time.process_time() < until:

@@ -13,7 +13,7 @@ import zstandard
 from coxswain.config import CheckpointConfig, EndpointConfig
 from coxswain.errors import CoxswainError, Refused
 from coxswain.membership.values import MixRecord
-from coxswain.planlog import mix_key, steps_key
+from coxswain.planlog import mix_key, steps_stem
 from coxswain.structs import UNDECODABLE
 from coxswain.uris import file_path, file_uri, is_file
 from coxswain_cli.reporting.model import MixInForce, RecordedStep
@@ -89,10 +89,9 @@ class StoredRun:
                     yield from content.splitlines()
 
     def _last_steps(self) -> list[str]:
-        """The last object, and that of the newest checkpoint: a run that was killed may have left one of later steps."""
-        keys, manifests = self._keys(_STEPS), self._keys(_MANIFESTS)
-        saved = steps_key(_ordinal(manifests[-1]) or 0) if manifests else ""
-        return [key for key in keys if key in (saved, keys[-1])]
+        """The last object, and those of the newest checkpoint: a run that was killed may have left one of later steps."""
+        keys, saved = self._keys(_STEPS), tuple(steps_stem(_ordinal(key) or 0) for key in self._keys(_MANIFESTS)[-1:])
+        return [key for key in keys if key == keys[-1] or key.startswith(saved)]
 
     def mixes(self) -> tuple[MixInForce, ...]:
         """Every mix record that a committed step uses, and the first step that it holds for."""

@@ -17,6 +17,7 @@ class ShardContents(msgspec.Struct, frozen=True):
 
     boxes: tuple[Box, ...]
     kinds: tuple[str, ...]
+    generation: int | UnsetType = UNSET  # of the world that has saved it; UNSET: written by an earlier release
 
 
 class Hull(msgspec.Struct, frozen=True, array_like=True):

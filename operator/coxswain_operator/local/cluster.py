@@ -24,6 +24,7 @@ from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.job_token import KEY_BYTES, TokenKeys
 from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.local.addresses import Addresses
+from coxswain_operator.local.memory import MemoryKills
 from coxswain_operator.local.objects import Key, Objects, key_of, write_atomically
 from coxswain_operator.local.pods import Machine, Pod, check_supported
 from coxswain_operator.local.probes import Prober
@@ -51,10 +52,12 @@ class LocalCluster:
     """
 
     def __init__(
-        self, workdir: Path, clock: Callable[[], float] = time.time, lock_seconds: float = LOCK_SECONDS
-    ) -> None:
+        self, workdir: Path, clock: Callable[[], float] = time.time, lock_seconds: float = LOCK_SECONDS,
+        memory: MemoryKills | None = None,
+    ) -> None:  # fmt: skip
         """`clock` dates the objects: it is the one that reconcile decides by."""
         self.workdir, self._clock, self._lock_seconds = workdir.absolute(), clock, lock_seconds
+        self._memory = memory or MemoryKills()
         self._pods: dict[Key, tuple[Pod, asyncio.Task[None]]] = {}
         self._deletions: dict[Key, asyncio.Task[None]] = {}
         self._closing = False
@@ -194,7 +197,9 @@ class LocalCluster:
         def lookup(kind: str, name: str) -> Manifest | None:
             return self._objects.get(kind, namespace, name)
 
-        return Machine(self.workdir, self._addresses, self._prober, lookup, self._objects.stamp, self._lock)
+        return Machine(
+            self.workdir, self._addresses, self._prober, lookup, self._objects.stamp, self._lock, self._memory
+        )
 
     def _report(self, key: Key, status: Manifest) -> None:
         if self._closing:

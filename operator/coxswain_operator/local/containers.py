@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from coxswain.termination import TERMINATION_BYTES
+from coxswain_operator.local.memory import MemoryKills
 from coxswain_operator.local.processes import Command, Process, spawn
 
 log = logging.getLogger(__name__)
@@ -32,6 +35,7 @@ class Frame:
     probe: Probe  # of an httpGet
     changed: Callable[[], None]  # called when the status has changed
     stamp: Callable[[], str]  # the time by the cluster's clock
+    memory: MemoryKills
 
 
 class Container:
@@ -78,6 +82,8 @@ class Container:
             code = await self._process.wait()
         finally:
             prober.cancel()
+        if (fault := self._frame.memory.fault(self.name, code)) is not None:
+            return self._ended(128 - code, begun, msgspec.json.encode(fault).decode(), fault.reason)
         return self._ended(128 - code if code < 0 else code, begun, _termination_message(self._termination_log))
 
     async def run_for_ever(self) -> None:

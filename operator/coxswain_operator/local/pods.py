@@ -17,6 +17,7 @@ from coxswain.errors import Refused
 from coxswain_operator.local.addresses import Addresses
 from coxswain_operator.local.container_env import ContainerEnv, host_of
 from coxswain_operator.local.containers import Container, Frame
+from coxswain_operator.local.memory import MemoryKills
 from coxswain_operator.local.probes import Prober, probe_url
 from coxswain_operator.local.processes import Command
 from coxswain_operator.local.volumes import Lookup, NotMountable, mount, mount_paths, unmount
@@ -37,6 +38,7 @@ class Machine:
     lookup: Lookup
     stamp: Callable[[], str]
     lock: int
+    memory: MemoryKills
 
     def volumes(self, pod: str) -> Path:
         return self.workdir / "volumes" / pod
@@ -155,7 +157,9 @@ class Pod:
 
     def _container(self, spec: dict[str, Any]) -> Container:
         machine = self._machine
-        frame = Frame(self._command, lambda p: machine.prober.ask(p, spec, self.address), self._changed, machine.stamp)
+        frame = Frame(
+            self._command, lambda p: machine.prober.ask(p, spec, self.address), self._changed, machine.stamp, machine.memory
+        )  # fmt: skip
         return Container(spec, frame, self._termination_log(spec))
 
     def _termination_log(self, spec: dict[str, Any]) -> Path:

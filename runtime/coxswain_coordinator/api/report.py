@@ -132,6 +132,9 @@ def _waiting_for_step(state: JobState) -> str:
     if session.begun < session.book.open:
         return f"workers to begin step {session.book.open}" if plan else f"the planner, step {session.book.open}"
     missing = session.book.missing_ranks()
+    if len(missing) == ranks and not session.started:  # with a large model this takes minutes
+        computing = f"all {ranks} ranks" if ranks > 1 else "rank 0"
+        return f"{computing} to finish step {session.book.open}, the first of this world"
     if len(missing) in (0, ranks):  # every rank computes, or only digests are missing
         return ""
     late = join(dict.fromkeys(state.trainers.place(session.world.seats[r].device.trainer) for r in missing))

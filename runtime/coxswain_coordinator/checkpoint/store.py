@@ -74,10 +74,15 @@ class CheckpointStore:
                 "CheckpointNotFound", f"checkpoint.uri: {error}; create the bucket or name another"
             ) from error
 
-    def record(self, step: int, lines: Sequence[StepLine]) -> None:
-        """Stores the lines of closed steps before `step`: a run directory is lost with its pod."""
+    def record(self, generation: int, step: int, lines: Sequence[StepLine]) -> None:
+        """Stores the lines of closed steps before `step`: a run directory is lost with its pod.
+
+        Create-only, by world: a coordinator that was stopped behind its fence replaces no lines of its successor. One that has
+        adopted the world may find those of the coordinator before: they are of the same steps.
+        """
         if lines:
-            self._store.put(steps_key(step), b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+            content = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+            self._store.create(steps_key(step, generation), content)
 
     def create(self, manifest: CheckpointManifest) -> None:
         """Creates the manifest. One of that step by an earlier coordinator holds the same state: if all of it is there, it stays.

@@ -252,7 +252,8 @@ class WorldManager:
         step, key = source.step, manifest_key_of(run.manifest) if run.manifest else ""
         if session.book.open != step or step not in session.cursors:
             return None
-        await self._store_call(self._checkpoints.record, step, run.history.before(step))
+        lines = run.history.before(step)
+        await self._store_call(self._checkpoints.record, session.record.generation, step, lines)
         run.history.recorded(step)
         return Start(session.cursors[step], session.book.stream_digests[step], key, source)
 

@@ -23,11 +23,11 @@ from coxswain.exits import Exit
 from coxswain.layout import Seat
 from coxswain.live import Held
 from coxswain.wire import Fault, Finished, Register, Registered, WorkerExit, World
+from coxswain_link import cgroup
 from coxswain_link.environment import Environment, allow_open_files, end_as, write_fault
 from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import MetricsRegistry, build
-from coxswain_train import cgroup
 from coxswain_train.agent.devices import fork_server_environment, trainer_devices, worker_environment
 from coxswain_train.agent.network import interface_environment
 from coxswain_train.agent.processes import KILLED, ForkServer, ForkServerEnded, WorkerHandle
@@ -259,9 +259,7 @@ class Agent:
         """If the kernel killed it for its memory, the trainer leaves too, as where the kernel kills a whole container."""
         if code != KILLED or self._oom_kills() <= self._known_kills:
             return None
-        limit = cgroup.limit()
-        what += " was killed for its memory" + (f" (limit {limit >> 20} MiB)" if limit else "")
-        self._oom = Fault("OOMKilled", f"{what}: {_MORE_MEMORY}", retryable=True)
+        self._oom = Fault("OOMKilled", f"{cgroup.killed_for_memory(what)}: {_MORE_MEMORY}", retryable=True)
         return self._oom
 
     async def _leave(self, finished: Finished) -> int:

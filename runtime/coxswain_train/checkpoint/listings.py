@@ -25,9 +25,9 @@ LARGE_WORLD = 128
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def with_listing(store: Store, shard: Shard) -> Shard:
-    """The shard with its boxes in a sidecar, which is stored first."""
-    data = zstandard.compress(msgspec.json.encode(ShardContents(shard.boxes, shard.kinds)))
+def with_listing(store: Store, shard: Shard, generation: int = 0) -> Shard:
+    """The shard with its boxes in a sidecar, which is stored first. `generation`: of the world, as in the shard itself."""
+    data = zstandard.compress(msgspec.json.encode(ShardContents(shard.boxes, shard.kinds, generation)))
     key = _key(data)
     if not store.create(key, data):
         store.put(key, data)  # the object of this name may be damaged

@@ -36,12 +36,13 @@ class Saver:
         self._running: Future[None] | None = None
 
     def begin(
-        self, state: State, done: Callable[[tuple[Shard, ...], float], None], sidecars: bool = False,
+        self, state: State, done: Callable[[tuple[Shard, ...], float], None], generation: int = 0, sidecars: bool = False,
         progress: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """Snapshots now, writes later, then calls `done` (in the background) with the shards and the seconds it took.
 
-        `sidecars`: shards have their boxes there. Calls `progress` (in the background) after each shard.
+        `generation`: of the world. `sidecars`: shards have their boxes there. Calls `progress` (in the background) after each
+        shard.
 
         Waits for the save before, so that memory holds one snapshot at most. Call `settle` before the state changes.
         """
@@ -53,8 +54,8 @@ class Saver:
         def write() -> None:
             copied.synchronize()
             shards: list[Shard] = []
-            for shard in write_shards(self._store, entries):
-                shards.append(with_listing(self._store, shard) if sidecars else shard)
+            for shard in write_shards(self._store, entries, generation=generation):
+                shards.append(with_listing(self._store, shard, generation) if sidecars else shard)
                 progress()
             done(tuple(shards), time.monotonic() - began)
 
@@ -82,9 +83,13 @@ class Saver:
             running.result()
 
 
-def write_shards(store: Store, entries: Iterable[StateEntry], shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
+def write_shards(
+    store: Store, entries: Iterable[StateEntry], shard_bytes: int = SHARD_BYTES, generation: int = 0
+) -> Iterator[Shard]:
+    """Their content names the world: a coordinator of an earlier one, whose deletions may come late, never knows their names."""
     for group in _groups(entries, shard_bytes):
-        data = safetensors.torch.save({str(i): values for i, (_, _, values) in enumerate(group)})
+        tensors = {str(i): values for i, (_, _, values) in enumerate(group)}
+        data = safetensors.torch.save(tensors, {"generation": str(generation)})
         key = f"shards/{hashlib.sha256(data).hexdigest()}.safetensors"
         if not store.create(key, data):
             store.put(key, data)  # the object of this name may be damaged

@@ -21,7 +21,7 @@ from coxswain.parameter_groups import idle_groups, muon_matrices
 from coxswain.plan.values import Operation
 from coxswain.shards import Shards, shards
 from coxswain.wire import TaskTiming
-from coxswain_train.cgroup import CoreShare
+from coxswain_link.cgroup import CoreShare
 from coxswain_train.checkpoint.pretrained import load_pretrained
 from coxswain_train.engine.draws import seed_draws
 from coxswain_train.engine.links import StageLinks
@@ -30,7 +30,7 @@ from coxswain_train.engine.probe import Probe
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, TaskRunner, by_wave, run_waves
 from coxswain_train.live.copies import Copies
-from coxswain_train.live.state import Cut, Finished, LiveState, PendingStep
+from coxswain_train.live.state import Cut, LiveState, PendingStep
 from coxswain_train.live.takeover import Moved, TakeOver, Target, Update
 from coxswain_train.model.custom import decoder_of, shared_weights, specs_of
 from coxswain_train.model.init_weights import init_box
@@ -180,12 +180,11 @@ class Engine:
         holdings = self._shards.holdings[self._shards.group_of[self.seat.rank]]
         return {h.box: weights[h.box.name].detach() for h in holdings}
 
-    def take_over(self, source: LiveSource, nodes: Sequence[str] = ()) -> Finished | None:
+    def take_over(self, source: LiveSource, nodes: Sequence[str] = ()) -> None:
         """Takes the state from what the ranks of this world hold in memory; then this rank is ready for step `source.step`.
 
-        Returns this rank's part of a step that was updated and not reported. `nodes`: of each trainer; (): unknown. Raises
-        Retryable where the ranks do not hold what the source says, or what arrives is not what was sent; RuntimeError at an
-        abort. Both leave the living state complete.
+        `nodes`: of each trainer; (): unknown. Raises Retryable where the ranks do not hold what the source says, or what arrives
+        is not what was sent; RuntimeError at an abort. Both leave the living state complete.
         """
         step = source.step - 1
         rate = learning_rate(self._optimizer_config, step, self._total_steps)
@@ -201,7 +200,6 @@ class Engine:
         else:
             self._spread()
         self.moved = change.moved
-        return self.live.unreported
 
     def _without_values(self, held: Mapping[Box, torch.Tensor]) -> dict[Box, torch.Tensor]:
         """Room for weights that the model before did not hold in the same boxes. The others are its tensors from now on: nothing

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from coxswain_train.cgroup import CoreShare
+from coxswain_link.cgroup import CoreShare
 from coxswain_train.parallel.clock import DeviceClock
 
 ROUNDS = 5

@@ -11,8 +11,8 @@ import msgspec
 import torch
 
 from coxswain.exits import Exit
+from coxswain_link.cgroup import CoreShare
 from coxswain_link.environment import Environment, leave, run_service
-from coxswain_train.cgroup import CoreShare
 from coxswain_train.engine.probe import Probe, busy_seconds
 from coxswain_train.worker.assignments import ENV_CHANNEL, Probed
 from coxswain_train.worker.worker import device_of

@@ -277,7 +277,7 @@ class Worker:
             outbox.put("/v1/saved", step, saved)
 
         large = ranks >= LARGE_WORLD
-        self._saver.begin(self._engine.boxes(), report, sidecars=large, progress=outbox.advance)
+        self._saver.begin(self._engine.boxes(), report, generation, sidecars=large, progress=outbox.advance)
 
     def _await_save(self) -> None:
         """Raises the error of the save that is under way: behind one before a change or the end no later step would raise it.

@@ -27,6 +27,12 @@ def limit(root: Path = ROOT, of_process: Path = _OF_PROCESS) -> int | None:
     return int(text) if text.isdecimal() and int(text) < _UNLIMITED else None
 
 
+def killed_for_memory(what: str) -> str:
+    """Says so of a process, with the limit where there is one."""
+    bytes_ = limit()
+    return f"{what} was killed for its memory" + (f" (limit {bytes_ >> 20} MiB)" if bytes_ else "")
+
+
 def held_back(root: Path = ROOT, of_process: Path = _OF_PROCESS) -> float:
     """Seconds that the quota of this process's group has held it back so far, added up over processors; 0 where none is counted.
 

@@ -1,0 +1,62 @@
+"""What a coordinator that was stopped between its fence and a write changes of what its successor has written: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coxswain.errors import Stale
+from coxswain_cli.readers.stored_run import StoredRun
+from coxswain_cli.reporting.read import read_steps
+from coxswain_link.store import Store
+from tests.unit.coordinator_lead import leading, small, training
+
+pytestmark = pytest.mark.looptime
+
+
+def worlds(store: Store) -> dict[int, int]:
+    """The world of each step, as readers of the location have it."""
+    steps, _, _ = read_steps(StoredRun(store).step_lines())
+    return {line.step: line.worldGeneration for line in steps}
+
+
+async def test_step_lines_that_a_stopped_coordinator_writes_late_leave_those_of_the_next_world(tmp_path):
+    job = small(tmp_path)
+    async with training(job) as first, leading(job, "two") as second:
+        reached, goes_on = asyncio.Event(), asyncio.Event()
+        first.executor.before["record"], first.executor.held["record"] = reached.set, goes_on
+        await first.close(0, 1, 2)
+        first.save(3, 0, 1)
+        await reached.wait()
+        second.index()
+        second.arrive(left=1)
+        await second.world(2)
+        await second.saved(3)
+        goes_on.set()
+        await first.close(3, 4, 5)
+        first.save(6, 0, 1)
+        with pytest.raises(Stale, match="another coordinator has created generation 2"):
+            await first.work
+        assert worlds(second.store) == {0: 2, 1: 2, 2: 2}
+
+
+async def test_step_lines_that_a_stopped_coordinator_writes_late_leave_those_of_one_that_adopted_its_world(tmp_path):
+    job = small(tmp_path)
+    async with training(job) as first, leading(job, "two") as second:
+        reached, goes_on = asyncio.Event(), asyncio.Event()
+        await first.close(0)
+        first.state.history.most_unsaved = 1
+        await first.until(lambda: first.keys("steps/"))
+        first.state.history.most_unsaved = 1024
+        first.executor.before["record"], first.executor.held["record"] = reached.set, goes_on
+        await first.close(1, 2)
+        first.save(3, 0, 1)
+        await reached.wait()
+        second.index()
+        second.arrive(generation=1)
+        await second.world(1)
+        await second.saved(3)
+        goes_on.set()
+        await first.until(lambda: first.state.manifest)
+        assert worlds(second.store) == {0: 1, 1: 1, 2: 1}

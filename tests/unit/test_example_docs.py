@@ -61,9 +61,15 @@ def test_reasons_in_the_pages_are_reasons_in_the_code() -> None:
 def test_the_ports_of_the_metrics_table_are_the_services_ports() -> None:
     table = dict(re.findall(r"^\| (\w+) \| (\d+) \|$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE))
     assert {service: int(port) for service, port in table.items()} == {
-        "coordinator": names.PORT_COORDINATOR, "loader": names.PORT_LOADER_HTTP,
+        "operator": operators_port(), "coordinator": names.PORT_COORDINATOR, "loader": names.PORT_LOADER_HTTP,
         "constructor": names.PORT_CONSTRUCTOR_HTTP, "agent": names.PORT_AGENT_HTTP,
     }  # fmt: skip
+
+
+def operators_port() -> int:
+    """As the chart gives it."""
+    (port,) = re.findall(r"--port=(\d+)", (ROOT / "charts/coxswain/templates/deployment.yaml").read_text())
+    return int(port)
 
 
 def test_the_readme_shows_the_quickstart_as_it_is() -> None:

@@ -209,7 +209,7 @@ def test_a_location_cannot_be_in_a_cluster_too(tmp_path: Path) -> None:
 def test_few_objects_of_a_long_run_are_in_memory_at_a_time(tmp_path: Path) -> None:
     store, read = open_store(tmp_path.as_uri(), create=True), list[str]()
     for number in range(200):
-        store.put(steps_key(number + 1), b"%d\n" % number)
+        store.put(steps_key(number + 1, 1), b"%d\n" % number)
 
     class Counting:
         list = staticmethod(store.list)

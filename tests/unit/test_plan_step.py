@@ -142,6 +142,14 @@ def test_the_planned_time_of_pipelines_has_their_bubble() -> None:
     one = plan_step([1024], layout, settings(), MODEL)
     assert one.makespan_seconds == pytest.approx(one.tasks[0].seconds * (1 + STAGES[0] / STAGES[1]))
     assert one.idle_fraction == pytest.approx(1 - STAGES[1] / sum(STAGES))
+    assert one.lower_bound_seconds == pytest.approx(one.makespan_seconds), "nothing ends one sequence earlier"
+
+
+def test_a_ring_over_pipelines_keeps_all_its_members_busy() -> None:
+    layout = uniform_layout([Device(r, s) for r in range(2) for s in range(2)], layers=4, pipeline=2)
+    ring = plan_step([2000], layout, settings(), MODEL)
+    assert [task.replicas for task in ring.tasks] == [(0, 1)]
+    assert ring.idle_fraction == pytest.approx(1 - STAGES[1] / sum(STAGES))
 
 
 STAGES = 2.0, 2 + 128 * 1024 / (128 * (2 * 4 + 2 * 2) * 32 + 3 * 128 * 384)  # layers, and the loss in layers

@@ -11,8 +11,11 @@ import pytest
 
 from coxswain.errors import Refused
 from coxswain.ladder.lead import LONG, PLANNED
+from coxswain.ladder.options import draft_of
 from coxswain.ladder.speeds import bucket, speed_of
+from coxswain.ladder.values import ReplaceNode
 from coxswain.layout import Device
+from coxswain.plan.layouts.rivals import data_only
 from coxswain.simulate.compare import NAMES, optimum, report, simulate, world_of
 from coxswain.simulate.generate import HOGS, KINDS, generate
 from coxswain.simulate.ours import Ours
@@ -334,6 +337,20 @@ def test_a_slow_node_is_replaced_by_a_spare_and_the_whole_cluster_is_well_again(
     assert replaced.curve(6)[-1] == pytest.approx(1, abs=0.02)
     assert without.curve(6)[-1] < 0.8
     assert "replacement" not in without.seconds_lost and without == outcomes["Migrate", 1]
+
+
+def test_the_first_step_with_a_spare_node_is_placed_as_if_the_node_were_well() -> None:
+    found = []
+
+    class Watched(Ours):
+        def _replace(self, run: Run, rung: ReplaceNode) -> None:
+            super()._replace(run, rung)
+            assert self._layout
+            found.append((run.draft, data_only(run.world.costs, draft_of(run.world.costs, self._layout))))
+
+    Run(world(), trace(NODE, seconds=600.0), Watched(0, "ReplaceNode"), Settings(replace=100.0)).go()
+    ((placed, well),) = found
+    assert placed == well
 
 
 def test_a_replaced_node_is_a_spare_again_once_it_is_well() -> None:

@@ -251,6 +251,17 @@ def test_a_ring_starts_when_its_last_member_is_free() -> None:
     assert timeline.makespan == timeline.starts[1] + COST.ring_seconds(9000.0, 2.0, True)
 
 
+@pytest.mark.parametrize("members", [(0, 1, 2), (0, 2, 1), (1, 2, 0)])
+def test_a_ring_with_one_member_on_another_node_takes_what_links_between_nodes_take(members: tuple[int, ...]) -> None:
+    """Wherever that member stands in the ring, and whether rings are timed together or one by one."""
+    cost = CostModel(msgspec.structs.replace(COST.constants, between_nodes_gbps=0.1))
+    problem = make_problem([9000], **given(4, 8192, nodes=[0, 1, 0, 1], cost=cost))
+    expected = cost.ring_seconds(9000.0, 3.0, False)
+    assert expected > cost.ring_seconds(9000.0, 3.0, True)
+    assert simulate(problem, [Draft(members, (0,))]).seconds == (expected,)
+    assert task_seconds(problem)(members, (0,)) == expected
+
+
 def test_a_ring_runs_at_the_speed_of_its_slowest_member() -> None:
     problem = make_problem([9000], **given(2, 8192, speeds=[1.0, 0.5]))
     timeline = simulate(problem, [Draft((0, 1), (0,))])

@@ -63,6 +63,24 @@ def test_four_replicas_of_one_stage_beside_one_of_eight_end_no_later_than_the_be
     assert planned_end(problem_of(lengths, *ALONE, TOGETHER)) <= 1.001 * best_of_dealings(lengths)
 
 
+def test_of_several_deals_the_one_that_ends_first_is_taken() -> None:
+    """Here the first: in all others every kind runs everything on one replica."""
+    calls = 0
+
+    def worse(problem: Problem) -> list[Draft]:
+        nonlocal calls
+        calls += 1
+        if calls <= 2:  # kinds
+            return BALANCES["makespan"](problem)
+        return [Draft((0,), (i,)) for i in range(problem.lengths.size)]
+
+    lengths = np.minimum(TOKENS, np.random.default_rng(1).lognormal(7, 1, 24).astype(int) + 1).tolist()
+    problem = problem_of(lengths, *ALONE, TOGETHER)
+    found = by_kind(worse, problem, deals=4)
+    assert calls > 2
+    assert end_of(problem, found) == end_of(problem, by_kind(BALANCES["makespan"], problem, deals=1))
+
+
 def test_a_pipeline_ends_when_the_slowest_of_its_unequal_stages_does() -> None:
     """The last stage has the loss besides its layers."""
     problem = problem_of([TOKENS] * 16, TOGETHER, loss=3.0)

@@ -15,7 +15,7 @@ from coxswain.cost.hardware import Tables
 from coxswain.cost.model import CostModel
 from coxswain.cost.ulysses import HeadExchange, key_heads_of
 from coxswain.layout import Device, Layout, uniform_layout
-from coxswain.plan.head_groups import group_size, key_heads, ring_seconds
+from coxswain.plan.head_groups import group_size, head_exchange, key_heads, ring_seconds
 from coxswain.plan.kinds import nodes_of, rates_of
 from coxswain.plan.planners import BALANCES, SLOW
 from coxswain.plan.step import cost_model, loss_layers, plan_step
@@ -176,6 +176,19 @@ def test_unequal_replicas_exchange_what_all_of_their_devices_have() -> None:
     assert key_heads(MODEL, layout) == 2
     placement, _, _ = planned("Ulysses", layout=layout, longest=128)
     assert {task.ulysses for task in placement.tasks if task.kind == "ring"} == {2}
+
+
+def test_groups_exchange_inside_a_node_only_if_each_of_them_is_on_one() -> None:
+    model = cost("Ulysses", node=2)
+    for nodes, inside in (([0, 0, 1, 1], True), ([0, 0, 0, 1], False), ([0, 1, 1, 1], False)):
+        expected = model.packed_ring_seconds([9000], 4, False, 2, inside)
+        assert ring_seconds(model, [9000], nodes, 2) == expected
+    assert model.packed_ring_seconds([9000], 4, False, 2, True) < model.packed_ring_seconds([9000], 4, False, 2, False)
+
+
+def test_a_node_may_hold_as_large_a_group_as_the_largest_node_has_replicas() -> None:
+    exchange = head_exchange("Auto", MODEL, layout_of([(1, 4)], [(1, 4)], [(1, 4)]), [0, 1, 1])
+    assert exchange and exchange.node == 2
 
 
 @pytest.mark.parametrize(

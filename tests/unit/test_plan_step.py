@@ -142,6 +142,14 @@ def test_the_planned_time_of_pipelines_has_their_bubble() -> None:
     one = plan_step([1024], layout, settings(), MODEL)
     assert one.makespan_seconds == pytest.approx(one.tasks[0].seconds * (1 + STAGES[0] / STAGES[1]))
     assert one.idle_fraction == pytest.approx(1 - STAGES[1] / sum(STAGES))
+    assert one.lower_bound_seconds == pytest.approx(one.makespan_seconds), "nothing ends one sequence earlier"
+
+
+def test_a_ring_over_pipelines_keeps_all_its_members_busy() -> None:
+    layout = uniform_layout([Device(r, s) for r in range(2) for s in range(2)], layers=4, pipeline=2)
+    ring = plan_step([2000], layout, settings(), MODEL)
+    assert [task.replicas for task in ring.tasks] == [(0, 1)]
+    assert ring.idle_fraction == pytest.approx(1 - STAGES[1] / sum(STAGES))
 
 
 STAGES = 2.0, 2 + 128 * 1024 / (128 * (2 * 4 + 2 * 2) * 32 + 3 * 128 * 384)  # layers, and the loss in layers
@@ -241,6 +249,17 @@ def test_a_ring_starts_when_its_last_member_is_free() -> None:
     timeline = simulate(problem, [Draft((1,), (0,)), Draft((0, 1), (1,))])
     assert timeline.starts == (0.0, COST.pack_seconds([100]))
     assert timeline.makespan == timeline.starts[1] + COST.ring_seconds(9000.0, 2.0, True)
+
+
+@pytest.mark.parametrize("members", [(0, 1, 2), (0, 2, 1), (1, 2, 0)])
+def test_a_ring_with_one_member_on_another_node_takes_what_links_between_nodes_take(members: tuple[int, ...]) -> None:
+    """Wherever that member stands in the ring, and whether rings are timed together or one by one."""
+    cost = CostModel(msgspec.structs.replace(COST.constants, between_nodes_gbps=0.1))
+    problem = make_problem([9000], **given(4, 8192, nodes=[0, 1, 0, 1], cost=cost))
+    expected = cost.ring_seconds(9000.0, 3.0, False)
+    assert expected > cost.ring_seconds(9000.0, 3.0, True)
+    assert simulate(problem, [Draft(members, (0,))]).seconds == (expected,)
+    assert task_seconds(problem)(members, (0,)) == expected
 
 
 def test_a_ring_runs_at_the_speed_of_its_slowest_member() -> None:

@@ -410,8 +410,25 @@ def test_a_pack_with_one_fault_is_refused_beside_packs_without(changed: Task, sa
         assert not found if first is FIRST else any(says in fault for fault in found), found
 
 
-@pytest.mark.parametrize(("room", "fits"), [(64, True), (63, False)])
-def test_a_pack_may_fill_its_replica_and_no_more(room: int, fits: bool) -> None:
+@pytest.mark.parametrize(
+    ("room", "says"),
+    [
+        ([64, 20], []),
+        ([63, 64], ["task 0 (pack): sequence 0: replica 0 would hold 64 tokens, but has room for 63"]),
+        ([64, 19], ["task 1 (pack): sequence 1: replica 1 would hold 20 tokens, but has room for 19"]),
+    ],
+)
+def test_a_pack_may_fill_its_own_replica_and_no_more(room: list[int], says: list[str]) -> None:
     layout, tasks = layout_of(2), (FIRST, Task(1, "pack", (1,), (Slice(1, 1, 0, 20),)))
     placement = Placement("x", 2, CAPACITY, tasks, operations(layout, tasks), 1.0, 1.0, 1.0, 0.0)
-    assert (not validate(placement, LENGTHS, layout, [room, 20], MAX_DEGREE)) == fits
+    assert validate(placement, LENGTHS, layout, room, MAX_DEGREE) == says
+
+
+@pytest.mark.parametrize("small", [0, 1])
+def test_each_member_of_a_ring_may_fill_its_own_room_and_no_more(small: int) -> None:
+    lengths, good = packed_ring()
+    held = [sum(s.stop - s.start for s in good.tasks[0].slices if s.replica == replica) for replica in range(2)]
+    assert validate(good, lengths, layout_of(2), held, MAX_DEGREE) == []
+    room = [tokens - (replica == small) for replica, tokens in enumerate(held)]
+    (fault,) = validate(good, lengths, layout_of(2), room, MAX_DEGREE)
+    assert fault.endswith(f"replica {small} would hold {held[small]} tokens, but has room for {room[small]}")

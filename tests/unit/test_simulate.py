@@ -11,8 +11,11 @@ import pytest
 
 from coxswain.errors import Refused
 from coxswain.ladder.lead import LONG, PLANNED
+from coxswain.ladder.options import draft_of
 from coxswain.ladder.speeds import bucket, speed_of
-from coxswain.layout import Device
+from coxswain.ladder.values import ReplaceNode
+from coxswain.layout import Device, Layout
+from coxswain.plan.layouts.rivals import data_only
 from coxswain.simulate.compare import NAMES, optimum, report, simulate, world_of
 from coxswain.simulate.generate import HOGS, KINDS, generate
 from coxswain.simulate.ours import Ours
@@ -336,6 +339,20 @@ def test_a_slow_node_is_replaced_by_a_spare_and_the_whole_cluster_is_well_again(
     assert "replacement" not in without.seconds_lost and without == outcomes["Migrate", 1]
 
 
+def test_the_first_step_with_a_spare_node_is_placed_as_if_the_node_were_well() -> None:
+    found = []
+
+    class Watched(Ours):
+        def _replace(self, run: Run, rung: ReplaceNode) -> None:
+            super()._replace(run, rung)
+            assert self._layout
+            found.append((run.draft, data_only(run.world.costs, draft_of(run.world.costs, self._layout))))
+
+    Run(world(), trace(NODE, seconds=600.0), Watched(0, "ReplaceNode"), Settings(replace=100.0)).go()
+    ((placed, well),) = found
+    assert placed == well
+
+
 def test_a_replaced_node_is_a_spare_again_once_it_is_well() -> None:
     line = Timeline(
         trace(Event(10, "n1", "node", 3.0, 50), Event(20, "n1/2", "sick", 2.0, 10), Event(15, "n0/1", "sick", 2.0, 90))
@@ -389,6 +406,28 @@ def test_after_a_loss_ours_goes_on_at_once_without_the_replica_however_long_plan
     assert without.seconds_lost["planning"] > 50, "the state is in the checkpoint, so a restart waits for the plan"
 
 
+@pytest.mark.parametrize("nodes", [NODES, 4])
+def test_a_change_after_a_loss_waits_for_the_copies_of_what_was_lost(nodes: int) -> None:
+    """With the replica of the lost device alone, and where others are whole."""
+    first = []
+
+    class Copying(Ours):
+        seconds = 0.0
+
+        def _from_copies(self, run: Run) -> float:
+            return self.seconds
+
+        def _enter(self, run: Run, layout: Layout, cost: float, cause: str = "migration") -> None:
+            first.append(cost)
+            run.now = run.trace.seconds
+            super()._enter(run, layout, cost, cause)
+
+    lost = Trace(nodes, 2 * nodes, 60.0, 0, (Event(30.0, "n1/0", "lost", 1.0, None),))
+    for Copying.seconds in (0.0, 50.0):
+        Run(world_of(lost, "llama-7b", "a100-80g"), lost, Copying(0)).go()
+    assert first[1] == pytest.approx(first[0] + 50.0) and len(first) == 2
+
+
 def test_with_every_device_lost_time_passes_until_they_are_back() -> None:
     gone = [Event(200.0, f"n{n}", "lost", 1.0, 300) for n in range(NODES)]
     for outcome in run(*gone, rivals=("rigid", "torchft")).values():
@@ -425,6 +464,7 @@ def test_an_unknown_rival_is_refused() -> None:
 def test_the_optimum_counts_each_device_by_its_speed_at_each_time() -> None:
     half = trace(Event(0.0, "n0/1", "sick", 4.0, SPAN / 2))
     assert optimum(world(), half) == pytest.approx(1 - 0.5 * 0.75 / 8)
+    assert optimum(world(), trace(Event(0.0, "fleet", "drift", 1.25, SPAN / 2))) == pytest.approx(1 - 0.5 * 0.2)
     assert optimum(world(), trace(Event(0.0, "n0", "bandwidth", 0.5, None))) == 1, "a slow network slows no device"
 
 

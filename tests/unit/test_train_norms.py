@@ -59,6 +59,15 @@ def test_a_norm_is_exact_at_any_scale_of_fp32(scale: float) -> None:
     assert norm_of([square_of(values, [(0, 2, 1)])]) == pytest.approx(5 * scale, rel=1e-4 if scale < 1e-37 else 1e-7)
 
 
+@pytest.mark.parametrize("scale", [1e-60, 1.0, 1e60, 1e120])
+def test_a_norm_is_the_same_whichever_rank_comes_first_and_where_one_owns_nothing(scale: float) -> None:
+    parts = [torch.tensor(x, dtype=torch.float64) for x in ([3.0 * scale], [4.0 * scale], [1e-9 * scale])]
+    squares = [square_of(part, [(0, 1, 1)]) for part in parts] + [Square()]
+    norms = {norm_of(order) for order in itertools.permutations(squares)}
+    assert len(norms) == 1
+    assert norms.pop() == pytest.approx(5 * scale, rel=1e-15)
+
+
 def test_a_gradient_of_zeros_has_no_norm() -> None:
     assert norm_of([square_of(torch.zeros(5), [(0, 5, 1)]), Square()]) == 0.0
 

@@ -334,7 +334,8 @@ class Driver:
         began, saving = time.monotonic(), session.pending.seconds(step)
         manifest = self._manifest(session, step)
         await self._store_call(self._log.check_current, session.record.generation)
-        await self._record_lines(session, step)
+        lines = self._state.history.before(step)
+        await self._store_call(self._checkpoints.record, session.record.generation, step, lines)
         await self._store_call(self._checkpoints.create, manifest)
         self._state.add_manifest(session, manifest, saving + time.monotonic() - began)
         self._uncollected = True
@@ -369,15 +370,11 @@ class Driver:
 
     async def _record(self, session: Session) -> bool:
         """Stores the lines of closed steps between rare checkpoints."""
-        step = session.book.open
-        await self._store_call(self._log.check_current, session.record.generation)
-        await self._record_lines(session, step)
-        self._state.history.recorded(step)
+        history, step, generation = self._state.history, session.book.open, session.record.generation
+        await self._store_call(self._log.check_current, generation)
+        await self._store_call(self._checkpoints.record, generation, step, history.before(step))
+        history.recorded(step)
         return True
-
-    async def _record_lines(self, session: Session, step: int) -> None:
-        lines = self._state.history.before(step)
-        await self._store_call(self._checkpoints.record, session.record.generation, step, lines)
 
     def _manifest(self, session: Session, step: int) -> CheckpointManifest:
         run, cursor = self._state, session.cursors[step]

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 
 from coxswain import names, wire
 from coxswain.config import (
@@ -159,6 +160,15 @@ def test_a_worker_steps_to_the_end_saves_and_leaves_with_zero(run: Any) -> None:
     (saved,) = coordinator.saves
     assert (saved.step, saved.rank, saved.ranks, saved.end) == (3, 0, 1, "Completed")
     assert {kind for shard in saved.shards for kind in shard.kinds} == {"parameter", "exp_avg", "exp_avg_sq"}
+
+
+def test_the_shards_of_a_worker_name_the_world_that_has_saved_them(run: Any, tmp_path: Path) -> None:
+    """So a deletion that comes late from an earlier world's coordinator never meets one."""
+    coordinator = OneRankCoordinator(steps=1)
+    run(coordinator)
+    for shard in coordinator.saves[0].shards:
+        with safe_open(tmp_path / shard.key, "pt") as found:
+            assert found.metadata() == {"generation": "1"}
 
 
 def test_a_suspended_worker_leaves_with_three(run: Any) -> None:

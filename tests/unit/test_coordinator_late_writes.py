@@ -10,7 +10,7 @@ from coxswain.errors import Stale
 from coxswain_cli.readers.stored_run import StoredRun
 from coxswain_cli.reporting.read import read_steps
 from coxswain_link.store import Store
-from tests.unit.coordinator_lead import leading, small, training
+from tests.unit.coordinator_lead import Lead, leading, small, training
 
 pytestmark = pytest.mark.looptime
 
@@ -21,18 +21,29 @@ def worlds(store: Store) -> dict[int, int]:
     return {line.step: line.worldGeneration for line in steps}
 
 
+async def stopped_behind_its_fence(lead: Lead, *steps: int) -> asyncio.Event:
+    """Closes these steps and saves before step 3: the coordinator stores their lines once the event is set."""
+    reached, goes_on = asyncio.Event(), asyncio.Event()
+    lead.executor.before["record"], lead.executor.held["record"] = reached.set, goes_on
+    await lead.close(*steps)
+    lead.save(3, 0, 1)
+    await reached.wait()
+    return goes_on
+
+
+async def saves_in(lead: Lead, world: int, **agents: int) -> None:
+    """This coordinator leads the world, and saves before step 3."""
+    lead.index()
+    lead.arrive(**agents)
+    await lead.world(world)
+    await lead.saved(3)
+
+
 async def test_step_lines_that_a_stopped_coordinator_writes_late_leave_those_of_the_next_world(tmp_path):
     job = small(tmp_path)
     async with training(job) as first, leading(job, "two") as second:
-        reached, goes_on = asyncio.Event(), asyncio.Event()
-        first.executor.before["record"], first.executor.held["record"] = reached.set, goes_on
-        await first.close(0, 1, 2)
-        first.save(3, 0, 1)
-        await reached.wait()
-        second.index()
-        second.arrive(left=1)
-        await second.world(2)
-        await second.saved(3)
+        goes_on = await stopped_behind_its_fence(first, 0, 1, 2)
+        await saves_in(second, 2, left=1)
         goes_on.set()
         await first.close(3, 4, 5)
         first.save(6, 0, 1)
@@ -44,19 +55,12 @@ async def test_step_lines_that_a_stopped_coordinator_writes_late_leave_those_of_
 async def test_step_lines_that_a_stopped_coordinator_writes_late_leave_those_of_one_that_adopted_its_world(tmp_path):
     job = small(tmp_path)
     async with training(job) as first, leading(job, "two") as second:
-        reached, goes_on = asyncio.Event(), asyncio.Event()
         await first.close(0)
         first.state.history.most_unsaved = 1
         await first.until(lambda: first.keys("steps/"))
         first.state.history.most_unsaved = 1024
-        first.executor.before["record"], first.executor.held["record"] = reached.set, goes_on
-        await first.close(1, 2)
-        first.save(3, 0, 1)
-        await reached.wait()
-        second.index()
-        second.arrive(generation=1)
-        await second.world(1)
-        await second.saved(3)
+        goes_on = await stopped_behind_its_fence(first, 1, 2)
+        await saves_in(second, 1, generation=1)
         goes_on.set()
         await first.until(lambda: first.state.manifest)
         assert worlds(second.store) == {0: 1, 1: 1, 2: 1}

@@ -90,8 +90,9 @@ class StoredRun:
 
     def _last_steps(self) -> list[str]:
         """The last object, and those of the newest checkpoint: a run that was killed may have left one of later steps."""
-        keys, saved = self._keys(_STEPS), tuple(steps_stem(_ordinal(key) or 0) for key in self._keys(_MANIFESTS)[-1:])
-        return [key for key in keys if key == keys[-1] or key.startswith(saved)]
+        keys, manifests = self._keys(_STEPS), self._keys(_MANIFESTS)
+        saved = steps_stem(_ordinal(manifests[-1]) or 0) if manifests else None
+        return [key for key in keys if key == keys[-1] or (saved is not None and key.startswith(saved))]
 
     def mixes(self) -> tuple[MixInForce, ...]:
         """Every mix record that a committed step uses, and the first step that it holds for."""

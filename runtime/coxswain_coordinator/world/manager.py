@@ -252,8 +252,7 @@ class WorldManager:
         step, key = source.step, manifest_key_of(run.manifest) if run.manifest else ""
         if session.book.open != step or step not in session.cursors:
             return None
-        lines = run.history.before(step)
-        await self._store_call(self._checkpoints.record, session.record.generation, step, lines)
+        await self._store_call(self._checkpoints.record, session.record.generation, step, run.history.before(step))
         run.history.recorded(step)
         return Start(session.cursors[step], session.book.stream_digests[step], key, source)
 

@@ -68,7 +68,7 @@ async def test_of_killed_processes_as_many_are_killed_for_memory_as_the_kernel_c
 
 async def test_a_kill_that_an_agent_has_reported_explains_no_later_one(tmp_path):
     async with LocalCluster(tmp_path / "work", memory=MemoryKills(iter([0, 1, 1]).__next__)) as cluster:
-        await run_to_end(cluster, pod(container("exit(1)"), name="a"))
+        assert terminated(await run_to_end(cluster, pod(container("exit(1)"), name="a")))["reason"] == "Error"
         assert terminated(await run_to_end(cluster, pod(container(KILLED), name="b")))["reason"] == "Error"
 
 

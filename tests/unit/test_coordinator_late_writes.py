@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from coxswain.errors import Stale
+from coxswain.planlog import steps_key
 from coxswain_cli.readers.stored_run import StoredRun
 from coxswain_cli.reporting.read import read_steps
 from coxswain_link.store import Store
@@ -21,10 +22,11 @@ def worlds(store: Store) -> dict[int, int]:
     return {line.step: line.worldGeneration for line in steps}
 
 
-async def stopped_behind_its_fence(lead: Lead, *steps: int) -> asyncio.Event:
-    """Closes these steps and saves before step 3: the coordinator stores their lines once the event is set."""
+async def stopped_behind_its_fence(lead: Lead, *steps: int, at: str = "record") -> asyncio.Event:
+    """Closes these steps and saves before step 3: the coordinator stores their lines, or `create`s the manifest behind them,
+    once the event is set."""
     reached, goes_on = asyncio.Event(), asyncio.Event()
-    lead.executor.before["record"], lead.executor.held["record"] = reached.set, goes_on
+    lead.executor.before[at], lead.executor.held[at] = reached.set, goes_on
     await lead.close(*steps)
     lead.save(3, 0, 1)
     await reached.wait()
@@ -39,10 +41,13 @@ async def saves_in(lead: Lead, world: int, **agents: int) -> None:
     await lead.saved(3)
 
 
-async def test_step_lines_that_a_stopped_coordinator_writes_late_leave_those_of_the_next_world(tmp_path):
+@pytest.mark.parametrize("at", ["record", "create"])
+async def test_step_lines_that_a_stopped_coordinator_writes_late_or_has_written_leave_those_of_the_next_world(
+    tmp_path, at
+):
     job = small(tmp_path)
     async with training(job) as first, leading(job, "two") as second:
-        goes_on = await stopped_behind_its_fence(first, 0, 1, 2)
+        goes_on = await stopped_behind_its_fence(first, 0, 1, 2, at=at)
         await saves_in(second, 2, left=1)
         goes_on.set()
         await first.close(3, 4, 5)
@@ -61,6 +66,8 @@ async def test_step_lines_that_a_stopped_coordinator_writes_late_leave_those_of_
         first.state.history.most_unsaved = 1024
         goes_on = await stopped_behind_its_fence(first, 1, 2)
         await saves_in(second, 1, generation=1)
+        stored = second.store.get(steps_key(3, 1))
         goes_on.set()
         await first.until(lambda: first.state.manifest)
+        assert second.store.get(steps_key(3, 1)) == stored
         assert worlds(second.store) == {0: 1, 1: 1, 2: 1}

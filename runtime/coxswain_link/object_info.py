@@ -16,4 +16,6 @@ class ObjectInfo:
 
 Listing = list[ObjectInfo]
 
-msgspec.msgpack.Decoder(ObjectInfo)  # completes msgspec's view of it before threads decode it, as `coxswain.structs.prepare` does
+msgspec.msgpack.Decoder(
+    ObjectInfo
+)  # completes msgspec's view of it before threads decode it, as `coxswain.structs.prepare` does

@@ -72,8 +72,7 @@ class Source:
         listed = self._listed_blocks(share, shares)
         if self._files is None:
             return listed
-        self._digest_files(listed, share / shares)
-        return Packed(self._with_digests(listed), BlockEntry)
+        return self._digested(listed, int(share / shares * len(listed)))
 
     def _listed_blocks(self, share: int, shares: int) -> Packed[BlockEntry]:
         """With the ETags of the listing."""
@@ -123,17 +122,17 @@ class Source:
     def _listed(self, path: str) -> ObjectInfo:
         return self._identified(self._store.head(path), self._store.head)
 
-    def _digest_files(self, listed: Packed[BlockEntry], first: float) -> None:
+    def _digested(self, listed: Packed[BlockEntry], turn: int) -> Packed[BlockEntry]:
         """Begins with a part of the files of its own: loaders whose files are the same ones share the work."""
         assert self._files is not None
-        turn = int(first * len(listed))
         try:
-            for _, blocks in groupby(chain(listed.between(turn, len(listed)), listed.between(0, turn)), _path):
-                self._identity(_info(next(blocks)))
+            ours = Packed(self._with_digests(listed.between(turn, len(listed))), BlockEntry)
+            before = Packed(self._with_digests(listed.between(0, turn)), BlockEntry)
         finally:
             self._files.save()
+        return Packed(chain(before, ours), BlockEntry) if turn else ours
 
-    def _with_digests(self, listed: Packed[BlockEntry]) -> Iterator[BlockEntry]:
+    def _with_digests(self, listed: Iterator[BlockEntry]) -> Iterator[BlockEntry]:
         for _, blocks in groupby(listed, _path):
             first = next(blocks)
             etag = self._identity(_info(first))
@@ -147,7 +146,7 @@ class Source:
         files = [reader, reader.companion(companion(info.path))] if self._is_paired else [reader]
         return " ".join(map(self._files.of, files))
 
-    def _objects(self) -> Packed[ObjectInfo]:
+    def _objects(self) -> Iterator[ObjectInfo]:
         """By path, each once: a server may list an object on two pages."""
         wanted = include_pattern(self.config.include)
         found = self._found(wanted)
@@ -156,13 +155,14 @@ class Source:
             self._check_pairs(by_path, wanted)
         mine = (i for i in found if wanted.fullmatch(i.path) and self._is_data(i.path) and self._is_object(i))
         once = (next(alike) for _, alike in groupby(mine, _path))
-        objects = Packed((self._identified(i, lambda path: self._companion(by_path, path)) for i in once), ObjectInfo)
-        if not objects:
+        count = 0
+        for count, info in enumerate(once, 1):  # noqa: B007
+            yield self._identified(info, lambda path: self._companion(by_path, path))
+        if not count:
             of = f" with {TOKENS}" if self._is_paired else ""
             raise self._empty(
                 f"{len(found)} objects are there and none{of} matches include {self.config.include!r}; correct include or uri"
             )
-        return objects
 
     def _found(self, wanted: re.Pattern[str]) -> Packed[ObjectInfo]:
         """All that the store lists, by path."""

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from coxswain.errors import Refused, Retryable
 from coxswain.index import BlockEntry
 from coxswain.index import fingerprint as fingerprint_of
+from coxswain.packed import Packed
 from coxswain.planlog import LoaderShare
 from coxswain.wire import SourceBlocks
 from coxswain_link.http_client import Client
 
 
-def all_blocks(coordinator: Client, source: str, wait: float) -> tuple[BlockEntry, ...]:
+def all_blocks(coordinator: Client, source: str, wait: float) -> Packed[BlockEntry]:
     """All blocks of a source, in index order. Raises Retryable while the coordinator lacks some."""
-    blocks: list[BlockEntry] = []
-    while True:
-        found = coordinator.get("/v1/blocks", SourceBlocks, source=source, wait=wait, **{"from": len(blocks)})
+    return Packed(_sent_blocks(coordinator, source, wait), BlockEntry)
+
+
+def _sent_blocks(coordinator: Client, source: str, wait: float) -> Iterator[BlockEntry]:
+    count, total = 0, 1
+    while count < total:
+        found = coordinator.get("/v1/blocks", SourceBlocks, source=source, wait=wait, **{"from": count})
         if found is None:
             raise Retryable(f"the coordinator does not have the whole index of source {source!r} yet")
-        blocks.extend(found.blocks)
-        if len(blocks) >= found.total:
-            return tuple(blocks)
+        yield from found.blocks
+        count, total = count + len(found.blocks), found.total
 
 
 class BlockMaps:
@@ -49,15 +53,15 @@ class BlockMap:
     """The blocks of one source in index order: sample indices count through them."""
 
     def __init__(self, blocks: Sequence[BlockEntry]) -> None:
-        self.blocks = tuple(blocks)
-        self._stops = np.cumsum([b.samples for b in self.blocks])
+        self.blocks = blocks if isinstance(blocks, Packed) else Packed(blocks, BlockEntry)
+        self._stops = np.cumsum(np.fromiter((b.samples for b in self.blocks), np.int64, len(blocks)))
 
     def locate(self, index: int) -> tuple[int, int]:
         """(position of the block among the source's blocks, which of its readable samples)."""
         block = int(np.searchsorted(self._stops, index, side="right"))
         if index < 0 or block == len(self.blocks):
             raise Refused("PlanBroken", f"sample {index} is not in the index, which has {self.samples} samples")
-        return block, index - (int(self._stops[block]) - self.blocks[block].samples)
+        return block, index - (int(self._stops[block - 1]) if block else 0)
 
     @property
     def samples(self) -> int:

@@ -13,12 +13,15 @@ import msgspec
 
 from coxswain.structs import UNDECODABLE, prepare
 from coxswain_data.formats.object_reader import ObjectReader
+from coxswain_data.row_table import KEY, RowTable
 from coxswain_link.store import CorruptObject, NotFound, Store
 
 log = logging.getLogger(__name__)
 
 _SECONDS = 30.0
 """Between two saves of digests, and between two looks at those of other processes."""
+
+_DIGEST = 16  # bytes
 
 OF_AN_OBJECT = 50_000
 """Digests of an object, some 6 MB: a save writes the last object again, and a look reads it."""
@@ -43,7 +46,7 @@ class FileIdentities:
         self._uri, self._clock = uri, clock
         self._folder = f"index/files/{hashlib.sha256(uri.encode()).hexdigest()}"
         self._own_key = self._new_key()
-        self._known: dict[tuple[str, str], str] = {}  # by path and ETag
+        self._known = RowTable(_DIGEST)  # by path and ETag
         self._made: dict[str, Known] = {}  # by this process, by path, in the object that is written now
         self._unsaved = False
         self._looked: dict[str, str] = {}  # the ETags of the objects that have been read
@@ -51,15 +54,20 @@ class FileIdentities:
 
     def of(self, file: ObjectReader) -> str:
         """The digest of a file; reads it where it may have changed and no other process has read it meanwhile."""
-        key = file.path, file.etag
-        if key not in self._known:
+        key = _key(file.path, file.etag)
+        found = self._known.get(key)
+        if found is None:
             self._look()
-        if key not in self._known:
-            self._made[file.path] = known = Known(file.etag, _digest(file))
-            self._known[key], self._unsaved = known.digest, True
-            if self._clock() >= self._save_at or len(self._made) >= OF_AN_OBJECT:
-                self.save()
-        return self._known[key]
+            found = self._known.get(key) or self._made_of(file, key)
+        return found.hex()
+
+    def _made_of(self, file: ObjectReader, key: bytes) -> bytes:
+        digest = _digest(file)
+        self._made[file.path], self._unsaved = Known(file.etag, digest.hex()), True
+        self._known.add(key, digest)
+        if self._clock() >= self._save_at or len(self._made) >= OF_AN_OBJECT:
+            self.save()
+        return digest
 
     def save(self) -> None:
         """Keeps what this process has digested. Otherwise that is done every `_SECONDS`."""
@@ -81,17 +89,21 @@ class FileIdentities:
         old = f"{self._folder}.json"  # of earlier releases
         found = {info.path: info.etag for info in self.index.list(f"{self._folder}/")} | {old: ""}
         for path in (path for path, etag in found.items() if self._looked.get(path) != etag):
-            with suppress(NotFound, CorruptObject, *UNDECODABLE):
+            with suppress(NotFound, CorruptObject, ValueError, *UNDECODABLE):
                 for file, known in msgspec.json.decode(self.index.get(path), type=dict[str, Known]).items():
-                    self._known[file, known.etag] = known.digest
+                    self._known.add(_key(file, known.etag), bytes.fromhex(known.digest))
         self._looked, self._look_at = found, self._clock() + _SECONDS
 
 
-def _digest(file: ObjectReader) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def _key(path: str, etag: str) -> bytes:
+    return hashlib.blake2b(f"{path}\0{etag}".encode(), digest_size=KEY).digest()
+
+
+def _digest(file: ObjectReader) -> bytes:
+    digest = hashlib.blake2b(digest_size=_DIGEST)
     for piece in file.pieces():
         digest.update(piece)
-    return digest.hexdigest()
+    return digest.digest()
 
 
 prepare(__name__)

@@ -8,10 +8,11 @@ records lack is looked for in the others of the source.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import chain
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -20,9 +21,11 @@ from msgspec.structs import replace
 
 from coxswain.index import BlockEntry, object_key
 from coxswain.structs import UNDECODABLE, prepare
+from coxswain_data.row_table import KEY, RowTable
 from coxswain_link.store import REQUESTS_AT_ONCE, CorruptObject, NotFound, Store
 
 BLOCKS = 50_000  # of a record
+_COUNTS = struct.Struct("<5q")
 Hashes = npt.NDArray[np.int64]
 
 
@@ -62,38 +65,52 @@ class StoredIndexes:
         return bool(place < len(found) and found[place] == wanted)
 
 
-class ShareRecord:
-    """The blocks of a share, `named` by the keys that this release gives them, and what is known of each."""
+class ShareRecords:
+    """The records of a source in a store. `source`: what the records of all its shares have in common."""
 
-    def __init__(self, stored: StoredIndexes, named: Sequence[BlockEntry], source: str) -> None:
-        """`source`: what the records of all its shares have in common."""
-        self._store, self._folder = stored.store, f"index/shares/{hashlib.sha256(source.encode()).hexdigest()}/"
-        self._parts = [named[start : start + BLOCKS] for start in range(0, len(named), BLOCKS)]
-        self._known: dict[str, Counted] = {}
-        self._new: set[str] = set()
-        self._read(stored)
+    def __init__(self, stored: StoredIndexes, source: str) -> None:
+        self.stored, self.store = stored, stored.store
+        self.folder = f"index/shares/{hashlib.sha256(source.encode()).hexdigest()}/"
 
-    def _read(self, stored: StoredIndexes) -> None:
-        without: set[str] = set()  # keys of blocks that no record of this share has
-        for part in self._parts:
-            counted = self._recorded(self._record_key(part))
-            if len(counted) == len(part):
-                self._add_held(stored, [(entry.key, c) for entry, c in zip(part, counted, strict=True)])
-            else:
-                without |= {entry.key for entry in part}
-        for path in [info.path for info in self._store.list(self._folder)] if without else ():
-            found = [(c.key, c) for c in self._recorded(path) if c.key in without]
-            self._new |= self._add_held(stored, found)
-
-    def _recorded(self, path: str) -> list[Counted]:
+    def read(self, path: str) -> list[Counted]:
         """A torn record counts for nothing."""
         with suppress(NotFound, CorruptObject, *UNDECODABLE):
-            return msgspec.json.decode(self._store.get(path), type=list[Counted])
+            return msgspec.json.decode(self.store.get(path), type=list[Counted])
         return []
 
-    def _add_held(self, stored: StoredIndexes, found: Sequence[tuple[str, Counted]]) -> set[str]:
+    def elsewhere(self, entry: BlockEntry) -> Counted | None:
+        """What any record of the source said of a block when it was first asked."""
+        row = self._rows.get(_row_key(entry.key))
+        return None if row is None else Counted(entry.key, entry.etag, *_COUNTS.unpack(row))
+
+    @cached_property
+    def _rows(self) -> RowTable:
+        rows = RowTable(_COUNTS.size)
+        for info in self.store.list(self.folder):
+            for c in self.read(info.path):
+                with suppress(ValueError, struct.error):  # of no record of ours
+                    rows.add(_row_key(c.key), _COUNTS.pack(c.samples, c.rejected, c.tokens, c.shortest, c.size))
+        return rows
+
+
+class ShareRecord:
+    """Up to `BLOCKS` blocks of a share, `named` by the keys that this release gives them, and what is known of each."""
+
+    def __init__(self, records: ShareRecords, named: Sequence[BlockEntry]) -> None:
+        self._records, self._named = records, named
+        self._known: dict[str, Counted] = {}
+        self._new: set[str] = set()
+        counted = records.read(self._record_key)
+        if len(counted) == len(named):
+            self._add_held([(entry.key, c) for entry, c in zip(named, counted, strict=True)])
+        else:
+            found = [(entry.key, c) for entry in named if (c := records.elsewhere(entry)) is not None]
+            self._new |= self._add_held(found)
+
+    def _add_held(self, found: Sequence[tuple[str, Counted]]) -> set[str]:
         """Adds those whose index is there; returns their keys."""
-        held = {key: c for (key, c), holds in zip(found, stored.holding(c for _, c in found), strict=True) if holds}
+        holding = self._records.stored.holding(c for _, c in found)
+        held = {key: c for (key, c), holds in zip(found, holding, strict=True) if holds}
         self._known |= held
         return set(held)
 
@@ -114,20 +131,25 @@ class ShareRecord:
 
     def blocks(self) -> Iterator[BlockEntry]:
         """All blocks, in order, each with the key of its index."""
-        for entry in chain.from_iterable(self._parts):
+        for entry in self._named:
             c = self._known[entry.key]
             counts = {"samples": c.samples, "rejected": c.rejected, "tokens": c.tokens, "shortest": c.shortest}
             yield replace(entry, key=c.key, etag=c.etag, **counts)
 
     def save(self) -> None:
         """Keeps what the store has no record of, for the next start."""
-        for part in self._parts:
-            if any(entry.key in self._new for entry in part):
-                self._store.put(self._record_key(part), msgspec.json.encode([self._known[entry.key] for entry in part]))
+        if self._new:
+            data = msgspec.json.encode([self._known[entry.key] for entry in self._named])
+            self._records.store.put(self._record_key, data)
 
-    def _record_key(self, part: Iterable[BlockEntry]) -> str:
-        keys = hashlib.sha256(msgspec.json.encode([entry.key for entry in part])).hexdigest()
-        return f"{self._folder}{keys}.json"
+    @cached_property
+    def _record_key(self) -> str:
+        keys = hashlib.sha256(msgspec.json.encode([entry.key for entry in self._named])).hexdigest()
+        return f"{self._records.folder}{keys}.json"
+
+
+def _row_key(key: str) -> bytes:
+    return bytes.fromhex(key)[:KEY]
 
 
 def _folder(path: str) -> str:

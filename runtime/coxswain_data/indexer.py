@@ -6,16 +6,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from coxswain.errors import Refused
 from coxswain.index import TORN, BlockEntry, BlockIndex, block_key, check_labels, decode, encode, object_key
+from coxswain.packed import Packed
 from coxswain.planlog import LoaderShare
 from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed
 from coxswain_data.formats.base import Block
-from coxswain_data.index_record import Counted, ShareRecord, StoredIndexes
+from coxswain_data.index_record import BLOCKS, Counted, ShareRecord, ShareRecords, StoredIndexes
 from coxswain_data.source import Source
 from coxswain_data.tokenizer import ForeignToken, Tokenizer, token_ids
 from coxswain_link.store import REQUESTS_AT_ONCE, CorruptObject, NotFound, Store
@@ -23,37 +25,61 @@ from coxswain_link.store import REQUESTS_AT_ONCE, CorruptObject, NotFound, Store
 _NAMED_PLACES = 3
 
 
+class IndexedShare(NamedTuple):
+    """What `messages` sends of a share."""
+
+    share: LoaderShare
+    blocks: Sequence[BlockEntry]
+    tokenizer: str  # its hash
+    vocabulary: int
+
+
 def index_share(
     source: Source, tokenizer: Tokenizer, store: Store, share: LoaderShare, stored: StoredIndexes | None = None
-) -> Indexed:
+) -> IndexedShare:
     """Indexes every `share.shares`-th block; reuses what the store has under the same key.
 
     Raises Refused: TooManyRejected, SourceEmpty, and the source's own. `stored`: lists that other shares need, too.
     """
-    named = [_with_key(source, tokenizer, entry) for entry in source.blocks(share.share, share.shares)]
     alike = f"{source.config.uri} {source.format_key} {tokenizer.hash}"
-    record = ShareRecord(stored or StoredIndexes(store), named, alike)
-    _count(source, tokenizer, store, named, record)
-    record.save()
-    indexed = tuple(record.blocks())
-    if share.shares == 1 and not any(b.samples for b in indexed):
+    records = ShareRecords(stored or StoredIndexes(store), alike)
+    blocks = Packed(_indexed(source, tokenizer, store, share, records), BlockEntry)
+    if share.shares == 1 and not any(b.samples for b in blocks):
         raise Refused(
             "SourceEmpty",
             f"source {source.config.name!r} at {source.config.uri} has no readable sample that is not empty; "
             "check uri, include and textField",
         )
     if share.shares == 1:
-        check_labels(source.config.name, indexed)
-    return Indexed(share=share, blocks=indexed, tokenizer=tokenizer.hash, vocabulary=tokenizer.vocabulary)
+        check_labels(source.config.name, blocks)
+    return IndexedShare(share, blocks, tokenizer.hash, tokenizer.vocabulary)
+
+
+def _indexed(
+    source: Source, tokenizer: Tokenizer, store: Store, share: LoaderShare, records: ShareRecords
+) -> Iterator[BlockEntry]:
+    """A record at a time: a share may have millions of blocks."""
+    listed, rejects = source.blocks(share.share, share.shares), _Rejects(source)
+    for start in range(0, len(listed), BLOCKS):
+        named = [_with_key(source, tokenizer, entry) for entry in listed[start : start + BLOCKS]]
+        record = ShareRecord(records, named)
+        _count(source, tokenizer, store, named, record, rejects)
+        record.save()
+        yield from record.blocks()
 
 
 def _count(
-    source: Source, tokenizer: Tokenizer, store: Store, named: Sequence[BlockEntry], record: ShareRecord
+    source: Source,
+    tokenizer: Tokenizer,
+    store: Store,
+    named: Sequence[BlockEntry],
+    record: ShareRecord,
+    rejects: _Rejects,
 ) -> None:
     """Adds to the record what it lacks, from the index of each block. Raises Refused (TooManyRejected)."""
-    if record.rejected > source.config.max_rejected:
+    if not rejects.may_have(record.rejected):
         record.forget()
-    rejects = _Rejects(source, record.rejected)
+    rejects.count += record.rejected
     missing = [entry for entry in named if entry.key not in record]
     for entry, (keyed, found) in zip(missing, _looked_up(source, tokenizer, store, missing), strict=True):
         index, size = found or _new_index(source, tokenizer, store, keyed)
@@ -92,11 +118,13 @@ def _with_key(source: Source, tokenizer: Tokenizer, entry: BlockEntry) -> BlockE
     return replace(entry, key=block_key(entry, tokenizer.hash, source.format_key))
 
 
-def messages(indexed: Indexed, most: int = BLOCKS_IN_MESSAGE) -> list[Indexed]:
+def messages(indexed: IndexedShare | Indexed, most: int = BLOCKS_IN_MESSAGE) -> Iterator[Indexed]:
     """The index of a share in messages of at most `most` blocks."""
     blocks = indexed.blocks
     parts = max(1, -(-len(blocks) // most))
-    return [replace(indexed, blocks=blocks[n * most : (n + 1) * most], part=n, parts=parts) for n in range(parts)]
+    for part in range(parts):
+        some = tuple(blocks[part * most : (part + 1) * most])
+        yield Indexed(indexed.share, some, indexed.tokenizer, indexed.vocabulary, part=part, parts=parts)
 
 
 def block_index(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockIndex:
@@ -153,18 +181,21 @@ def counted(entry: BlockEntry, index: BlockIndex, size: int) -> Counted:
 class _Rejects:
     """Counts the samples that do not decode, and refuses the source beyond its limit."""
 
-    def __init__(self, source: Source, known: int) -> None:
-        self._source, self._count = source, known
+    def __init__(self, source: Source) -> None:
+        self._source, self.count = source, 0
         self._first: list[tuple[BlockEntry, int]] = []
 
+    def may_have(self, more: int) -> bool:
+        return self.count + more <= self._source.config.max_rejected
+
     def add(self, entry: BlockEntry, index: BlockIndex) -> None:
-        self._count += len(index.rejected)
+        self.count += len(index.rejected)
         self._first += [(entry, at) for at in index.rejected[: _NAMED_PLACES - len(self._first)].tolist()]
         limit = self._source.config.max_rejected
-        if self._count > limit:
+        if self.count > limit:
             raise Refused(
                 "TooManyRejected",
-                f"source {self._source.config.name!r}: {self._count} samples do not decode and {limit} are allowed; the first: "
+                f"source {self._source.config.name!r}: {self.count} samples do not decode and {limit} are allowed; the first: "
                 f"{'; '.join(self._named())}. Name another textField, repair them, or raise maxRejected "
                 "of the source",
             )

@@ -23,7 +23,7 @@ from coxswain.planlog import LoaderShare
 from coxswain.wire import Fault, Indexed, Register, Registered, Shares, SourceBlocks, World
 from coxswain_data.block_map import all_blocks
 from coxswain_data.index_record import StoredIndexes
-from coxswain_data.indexer import index_share, messages
+from coxswain_data.indexer import IndexedShare, index_share, messages
 from coxswain_data.open_sources import OpenSources
 from coxswain_data.samples import Samples
 from coxswain_link.environment import Environment, allow_open_files, end_as, leave, run_service
@@ -49,7 +49,7 @@ class Loader:
         self._store = open_store(checkpoint.uri, checkpoint.endpoint, env.secrets_dir, create=True, known=known)
         self._open_sources = OpenSources(job.mix, env.secrets_dir, self._blocks, index=self._store)
         self._samples = Samples(self._open_sources, self._store, self._count_sample)
-        self._indexed: dict[LoaderShare, Indexed] = {}
+        self._indexed: dict[LoaderShare, IndexedShare] = {}
         self._given_up: CoxswainError | None = None  # what a store stayed while calls were repeated, or a bug
         self.generation = 0
         self.ready = False
@@ -121,7 +121,7 @@ class Loader:
         for part in messages(self._indexed[share]):
             self._coordinator.post("/v1/indexed", part)
 
-    def _index(self, share: LoaderShare, stored: StoredIndexes) -> Indexed:
+    def _index(self, share: LoaderShare, stored: StoredIndexes) -> IndexedShare:
         began = time.monotonic()
         try:
             source, tokenizer = self._open_sources.source(share.source), self._open_sources.tokenizer(share.source)

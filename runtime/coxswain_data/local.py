@@ -22,7 +22,7 @@ from coxswain_data.samples import Samples, Tokens
 from coxswain_data.source import open_source
 from coxswain_link.store import Store
 
-Blocks = tuple[BlockEntry, ...]
+Blocks = Seq[BlockEntry]
 
 
 class LocalData:

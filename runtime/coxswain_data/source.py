@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain, groupby, islice, pairwise
+from operator import attrgetter
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -13,6 +16,7 @@ from coxswain.config import SourceConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
 from coxswain.lru_cache import LRUCache
+from coxswain.packed import Packed
 from coxswain.uris import is_file
 from coxswain_data.formats import format_named
 from coxswain_data.formats.base import Block, Extent, OpenObject
@@ -23,6 +27,7 @@ from coxswain_link.spool import Spool
 from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, open_store
 
 OPEN_OBJECTS = 8  # held open at once, per source
+_path = attrgetter("path")
 _WITHOUT_FIELD = ("Text", "TokenBin")  # these have no `textField`
 
 
@@ -62,14 +67,20 @@ class Source:
         """What its store answers instead of the data, while calls are repeated."""
         return self._store.last_error
 
-    def blocks(self, share: int = 0, shares: int = 1) -> list[BlockEntry]:
+    def blocks(self, share: int = 0, shares: int = 1) -> Packed[BlockEntry]:
         """All blocks of a share, not indexed yet, by (path, ordinal). Of files, those with a block in it are digested."""
-        extents = [(info, extent) for info in self._objects() for extent in self._extents(info)]
-        if not extents:
+        listed = self._listed_blocks(share, shares)
+        if self._files is None:
+            return listed
+        return self._digested(listed, int(share / shares * len(listed)))
+
+    def _listed_blocks(self, share: int, shares: int) -> Packed[BlockEntry]:
+        """With the ETags of the listing."""
+        every = (_entry(info, extent) for info in self._objects() for extent in self._extents(info))
+        first = next(every, None)
+        if first is None:
             raise self._empty("its objects hold no data; fill them, or correct uri or include")
-        mine = extents[share::shares]
-        etags = self._identities({info.path: info for info, _ in mine}, share / shares)
-        return [_entry(info, etags[info.path], extent) for info, extent in mine]
+        return Packed(islice(chain([first], every), share, None, shares), BlockEntry)
 
     def as_before(self, entry: BlockEntry) -> BlockEntry | None:
         """The block of a file as release 0.1 named it: by size, time and inode. None on S3."""
@@ -111,15 +122,21 @@ class Source:
     def _listed(self, path: str) -> ObjectInfo:
         return self._identified(self._store.head(path), self._store.head)
 
-    def _identities(self, objects: Mapping[str, ObjectInfo], first: float) -> dict[str, str]:
-        """By path. Begins with a part of the files of its own: loaders whose files are the same ones share the work."""
-        infos = list(objects.values())
-        turn = int(first * len(infos))
+    def _digested(self, listed: Packed[BlockEntry], turn: int) -> Packed[BlockEntry]:
+        """Begins with a part of the files of its own: loaders whose files are the same ones share the work."""
+        assert self._files is not None
         try:
-            return {info.path: self._identity(info) for info in infos[turn:] + infos[:turn]}
+            ours = Packed(self._with_digests(listed.between(turn, len(listed))), BlockEntry)
+            before = Packed(self._with_digests(listed.between(0, turn)), BlockEntry)
         finally:
-            if self._files is not None:
-                self._files.save()
+            self._files.save()
+        return Packed(chain(before, ours), BlockEntry) if turn else ours
+
+    def _with_digests(self, listed: Iterator[BlockEntry]) -> Iterator[BlockEntry]:
+        for _, blocks in groupby(listed, _path):
+            first = next(blocks)
+            etag = self._identity(_info(first))
+            yield from (replace(block, etag=etag) for block in chain([first], blocks))
 
     def _identity(self, info: ObjectInfo) -> str:
         """The ETag that the index knows: of a file, and of its index file, the content's digest."""
@@ -129,23 +146,33 @@ class Source:
         files = [reader, reader.companion(companion(info.path))] if self._is_paired else [reader]
         return " ".join(map(self._files.of, files))
 
-    def _objects(self) -> list[ObjectInfo]:
+    def _objects(self) -> Iterator[ObjectInfo]:
+        """By path, each once: a server may list an object on two pages."""
         wanted = include_pattern(self.config.include)
-        try:
-            found = self._store.corpus(wanted.fullmatch, lambda folder: may_hold(self.config.include, folder))
-        except (NotFound, BucketNotFound) as error:
-            raise _not_found(self.config) from error
-        by_path = {info.path: info for info in found}
+        found = self._found(wanted)
+        by_path = {info.path: info for info in found} if self._is_paired else {}
         if self._is_paired:
             self._check_pairs(by_path, wanted)
-        mine = [i for i in found if wanted.fullmatch(i.path) and self._is_data(i.path) and self._is_object(i)]
-        if not mine:
+        mine = (i for i in found if wanted.fullmatch(i.path) and self._is_data(i.path) and self._is_object(i))
+        once = (next(alike) for _, alike in groupby(mine, _path))
+        count = 0
+        for count, info in enumerate(once, 1):  # noqa: B007
+            yield self._identified(info, lambda path: self._companion(by_path, path))
+        if not count:
             of = f" with {TOKENS}" if self._is_paired else ""
             raise self._empty(
                 f"{len(found)} objects are there and none{of} matches include {self.config.include!r}; correct include or uri"
             )
-        once = {info.path: info for info in mine}.values()  # a server may list an object on two pages
-        return [self._identified(info, lambda path: self._companion(by_path, path)) for info in once]
+
+    def _found(self, wanted: re.Pattern[str]) -> Packed[ObjectInfo]:
+        """All that the store lists, by path."""
+        try:
+            may = partial(may_hold, self.config.include)
+            found = Packed(self._store.corpus(wanted.fullmatch, may), ObjectInfo)
+        except (NotFound, BucketNotFound) as error:
+            raise _not_found(self.config) from error
+        in_order = all(before.path <= after.path for before, after in pairwise(found))
+        return found if in_order else Packed(sorted(found), ObjectInfo)
 
     @property
     def _is_paired(self) -> bool:
@@ -226,8 +253,12 @@ def _characters(glob: str) -> str:
     return "[^/]".join(map(re.escape, glob.split("?")))
 
 
-def _entry(info: ObjectInfo, etag: str, extent: Extent) -> BlockEntry:
-    return BlockEntry(info.path, extent.ordinal, extent.offset, extent.size, info.size, etag)
+def _entry(info: ObjectInfo, extent: Extent) -> BlockEntry:
+    return BlockEntry(info.path, extent.ordinal, extent.offset, extent.size, info.size, info.etag)
+
+
+def _info(listed: BlockEntry) -> ObjectInfo:
+    return ObjectInfo(listed.path, listed.object_size, listed.etag)
 
 
 def open_source(

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from coxswain_link.object_info import Listing, ObjectInfo
+from coxswain_link.object_info import ObjectInfo
 from coxswain_link.store_faults import ObjectChanged, Unreadable
 
 _Folder = tuple[int, int]
@@ -36,6 +36,15 @@ _NAME, _RIGHTS = "rename it", "give the user of the job the right to"
 _LASTING = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 _UNSYNCED = (errno.EINVAL, errno.EBADF, errno.EACCES)  # a folder that cannot be synced, or not by this user
 _REPAIRED = "lost+found"  # what a check of a file system puts there: at the root of each, and only root may list it
+
+
+class _Entered(NamedTuple):
+    """A folder that is listed: its key, itself and those above it, the links on its way, and its entries, the next one last."""
+
+    key: str
+    way: tuple[_Folder, ...]
+    links: int
+    rest: list[os.DirEntry[str]]
 
 
 class Files:
@@ -79,32 +88,39 @@ class Files:
         found = [info.path for info in self._below(lambda key: False, lambda folder: False, below)]
         return sum(_discard(self._folder / key) for key in found if _STAGED.search(key) and below(key))
 
-    def list(self, wanted: Chooses, may_hold: Chooses = lambda folder: True) -> Listing:
-        """All files, by path. Raises Refused for a wanted one that cannot be read, and for a folder that cannot be, or that
-        too many links lead to, and `may_hold` a wanted one."""
-        return sorted(self._below(wanted, may_hold))
+    def list(self, wanted: Chooses, may_hold: Chooses = lambda folder: True) -> Iterator[ObjectInfo]:
+        """All files, by path: there may be millions. Raises Refused for a wanted one that cannot be read, and for a folder that
+        cannot be, or that too many links lead to, and `may_hold` a wanted one."""
+        return self._below(wanted, may_hold)
 
     def _below(self, wanted: Chooses, may_hold: Chooses, enters: Chooses = lambda folder: True) -> Iterator[ObjectInfo]:
-        folders: list[tuple[str, tuple[_Folder, ...], int]] = [
-            ("", (), 0)
-        ]  # each with those above it and the links on its way; no recursion: they may be deep
         ways = Counter[_Folder]()
-        while folders:
-            folder, above, links = folders.pop()
-            here, entries = self._entries(folder, may_hold)
-            if here in above:
-                continue  # a link to a folder above it: its files are listed there
-            ways[here] += links > 1
-            if ways[here] > _WAYS:
-                self._refuse_ways(folder, may_hold)
+        walk = [self._enter("", (), 0, ways, may_hold)]  # no recursion: folders may be deep
+        while walk:
+            here = walk[-1]
+            if not here.rest:
+                walk.pop()
                 continue
-            for entry in entries:
-                key = f"{folder}/{entry.name}" if folder else entry.name
-                if _is_folder(entry):
-                    if enters(f"{key}/"):
-                        folders.append((key, (*above, here), links + entry.is_symlink()))
-                elif (info := self._listed(entry, key, wanted)) is not None:
-                    yield info
+            entry = here.rest.pop()  # so that what a listing has passed is freed
+            key = f"{here.key}/{entry.name}" if here.key else entry.name
+            if _is_folder(entry):
+                if enters(f"{key}/"):
+                    walk.append(self._enter(key, here.way, here.links + entry.is_symlink(), ways, may_hold))
+            elif (info := self._listed(entry, key, wanted)) is not None:
+                yield info
+
+    def _enter(
+        self, folder: str, above: tuple[_Folder, ...], links: int, ways: Counter[_Folder], may_hold: Chooses
+    ) -> _Entered:
+        here, entries = self._entries(folder, may_hold)
+        nothing = _Entered(folder, above, links, [])
+        if here in above:
+            return nothing  # a link to a folder above it: its files are listed there
+        ways[here] += links > 1
+        if ways[here] > _WAYS:
+            self._refuse_ways(folder, may_hold)
+            return nothing
+        return _Entered(folder, (*above, here), links, sorted(entries, key=_place, reverse=True))
 
     def _refuse_ways(self, folder: str, may_hold: Chooses) -> None:
         if may_hold(folder):
@@ -227,6 +243,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
+
+
+def _place(entry: os.DirEntry[str]) -> str:
+    """Where it is by the paths of files: a folder's have a slash behind its name."""
+    return f"{entry.name}/" if _is_folder(entry) else entry.name
 
 
 def _identity(found: os.stat_result) -> _Folder:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectInfo:
@@ -13,3 +15,6 @@ class ObjectInfo:
 
 
 Listing = list[ObjectInfo]
+
+# Completes msgspec's view of it before threads decode it, as `coxswain.structs.prepare` does.
+msgspec.msgpack.Decoder(ObjectInfo)

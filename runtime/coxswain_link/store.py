@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,20 +123,29 @@ class Store:
 
     def list(self, prefix: str = "") -> Listing:
         """All objects below a prefix, sorted by path. What fails is repeated by the page, not from the first key on."""
-        found: Listing = []
-        more = True
-        while more:
-            page, more = self._ask(prefix, partial(self._one.page, prefix, found[-1].path if found else ""))
-            found += page
-        return sorted(found)
+        return sorted(self._pages(prefix))
 
-    def corpus(self, wanted: Chooses, may_hold: Chooses = lambda folder: True) -> Listing:
-        """All objects, of any name that others gave them: `list` leaves out files like those that a write stages.
+    def _pages(self, prefix: str) -> Iterator[ObjectInfo]:
+        after, more = "", True
+        while more:
+            page, more = self._ask(prefix, partial(self._one.page, prefix, after))
+            yield from page
+            after = page[-1].path if page else after
+
+    def corpus(self, wanted: Chooses, may_hold: Chooses = lambda folder: True) -> Iterator[ObjectInfo]:
+        """All objects, by path, of any name that others gave them: `list` leaves out files like those that a write stages.
 
         Raises Refused (Unreadable): for a key of S3 that obstore does not read, for a `wanted` file that cannot be read, for a
         folder that cannot be and `may_hold` one.
         """
-        return self.list() if self._access is not None else self._ask("", lambda: self._one.files(wanted, may_hold))
+        if self._access is not None:
+            yield from self._pages("")
+            return
+        try:
+            yield from self._one.files(wanted, may_hold)
+        except ERRORS as error:
+            raise self._fault(error, "") from error
+        self._worked, self.last_error = True, ""
 
     def collect_staged(self, below: Callable[[str], object]) -> int:
         """Deletes what writers that were killed have left of objects that `below` chooses: how many files. S3 has none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeVar
@@ -124,8 +124,8 @@ class StoreAttempt:
     def _head(self, key: str) -> ObjectInfo:
         return _info(obstore.head(self._backend, key)) if self._files is None else self._files.head(key)
 
-    def files(self, wanted: Chooses, may_hold: Chooses) -> Listing:
-        """All files of a folder, of any name. Raises Refused as `Files.list`."""
+    def files(self, wanted: Chooses, may_hold: Chooses) -> Iterator[ObjectInfo]:
+        """All files of a folder, of any name, by path. Raises Refused as `Files.list`."""
         assert self._files is not None
         return self._files.list(wanted, may_hold)
 

@@ -61,7 +61,7 @@ def test_folders_that_are_deleted_while_a_source_is_listed_are_left_out_as_files
                 shutil.rmtree(folder)
         return False
 
-    found = open_store(tmp_path.as_uri()).corpus(wanted)
+    found = list(open_store(tmp_path.as_uri()).corpus(wanted))
     assert len(found) == 1
     assert found[0].path.endswith("/1.txt")
 

@@ -27,7 +27,7 @@ from coxswain.wire import Indexed
 from coxswain_coordinator.index.merge import merge
 from coxswain_data import indexer
 from coxswain_data.formats.object_reader import Sizes
-from coxswain_data.index_record import BLOCKS, Counted, ShareRecord, StoredIndexes
+from coxswain_data.index_record import BLOCKS, Counted, ShareRecord, ShareRecords, StoredIndexes
 from coxswain_data.local import LocalData, materialise
 from coxswain_data.source import Source, open_source
 from coxswain_data.tokenizer import BytesTokenizer, token_ids
@@ -241,14 +241,17 @@ def test_rejects_that_are_recorded_count_beside_those_of_a_block_that_is_indexed
 def test_a_large_share_is_recorded_in_several_objects(store):
     """Two and a half records of blocks."""
     named = [BlockEntry(f"{n}", 0, 0, 1, 1, "e", key=f"{n:064x}") for n in range(BLOCKS * 5 // 2)]
-    record = ShareRecord(StoredIndexes(store), named, "mine")
-    for n, entry in enumerate(named):
-        record.add(entry.key, Counted(entry.key, "e", n, 0, n, 1, 5))
-    record.save()
+    shares = [named[start : start + BLOCKS] for start in range(0, len(named), BLOCKS)]
+    for some in shares:
+        record = ShareRecord(ShareRecords(StoredIndexes(store), "mine"), some)
+        for n, entry in enumerate(some):
+            record.add(entry.key, Counted(entry.key, "e", n, 0, n, 1, 5))
+        record.save()
     for entry in named[:: BLOCKS // 2]:
         store.put(object_key(entry.key), b"12345")
-    again = ShareRecord(StoredIndexes(store), named, "mine")
-    assert (len(records(store)), [entry.key in again for entry in named[:: BLOCKS // 4]]) == (3, [True, False] * 5)
+    again = ShareRecords(StoredIndexes(store), "mine")
+    known = [entry.key in record for some in shares for record in [ShareRecord(again, some)] for entry in some]
+    assert (len(records(store)), known[:: BLOCKS // 4]) == (3, [True, False] * 5)
 
 
 def test_more_loaders_than_blocks_leave_some_without_work(tmp_path, store):
@@ -256,7 +259,10 @@ def test_more_loaders_than_blocks_leave_some_without_work(tmp_path, store):
     folder = write_lines(tmp_path / "c", b'{"text": "one"}')
     found = [indexed(folder, store, i, 3) for i in range(3)]
     assert [sum(b.samples for b in each.blocks) for each in found] == [1, 0, 0]
-    assert [indexer.messages(each) for each in found] == [[each] for each in found]
+    sent = [list(indexer.messages(each)) for each in found]
+    assert [[(m.share, m.blocks, m.part, m.parts) for m in some] for some in sent] == [
+        [(each.share, tuple(each.blocks), 0, 1)] for each in found
+    ]
 
 
 def test_rejected_samples_are_counted_and_not_indexed(tmp_path, store):

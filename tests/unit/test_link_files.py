@@ -235,3 +235,14 @@ def test_a_key_of_s3_that_cannot_be_read_is_refused_by_its_name() -> None:
     assert r"a//b\n.txt" in fault.message
     assert "rename it, or narrow uri" in fault.message
     assert "Debug" not in fault.message
+
+
+def test_files_are_listed_by_path_although_folders_are_read_one_by_one(tmp_path):
+    """Every loader has to see the same order: `a!` and `a-b` sort before and after what is in the folder `a`."""
+    names = ["a!", "a/z", "a/!", "a/b/c", "a/b!c", "a-b", "a0", "aa/x", "é", "\U0001f600/x", "￿", "B"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "c").symlink_to(tmp_path / "a")
+    expected = sorted([*names, "c/z", "c/!", "c/b/c", "c/b!c"])
+    assert [info.path for info in open_store(tmp_path.as_uri()).corpus(bool)] == expected

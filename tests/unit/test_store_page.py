@@ -61,7 +61,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Portal]], Sto
 
 
 @pytest.mark.parametrize("portal", [Portal, CachedPortal])
-@pytest.mark.parametrize("listed", [lambda store: store.list("log/"), lambda store: store.corpus(bool)])
+@pytest.mark.parametrize("listed", [lambda store: store.list("log/"), lambda store: list(store.corpus(bool))])
 def test_a_page_is_no_empty_listing(
     at: Callable[[type[Portal]], Store], portal: type[Portal], listed: Callable[[Store], object]
 ) -> None:

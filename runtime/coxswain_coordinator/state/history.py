@@ -15,14 +15,14 @@ from coxswain_coordinator.steps import TimingLine
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
 _MOST_UNSAVED = 1024
-"""Lines of closed steps that are kept in memory: half a MB."""
+"""Lines of closed steps that are kept in memory: half a MB, of 300 sources 16 MB."""
 
 
 _MOST_TIMINGS = 256 << 20
 """Bytes of timings.jsonl: some 200 steps of 1,024 ranks, 200,000 of one rank."""
 
 MOST_STEPS = 256 << 20
-"""Bytes of steps.jsonl: some 400,000 steps. The checkpoint location has the lines of all of them."""
+"""Bytes of steps.jsonl: some 470,000 steps, of 300 sources 45,000. The checkpoint location has the lines of all of them."""
 
 
 class History:

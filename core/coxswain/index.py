@@ -11,7 +11,8 @@ import io
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from coxswain.block import BlockEntry as BlockEntry  # a module of its own: it needs no numpy
 from coxswain.errors import Refused
+from coxswain.planlog import LoaderShare
 from coxswain.structs import prepare
 
 
@@ -31,6 +33,15 @@ class BlockIndex(msgspec.Struct, frozen=True):
     at: NDArray[np.int64]
     lengths: NDArray[np.uint32]
     rejected: NDArray[np.int64]  # places
+
+
+class IndexedShare(NamedTuple):
+    """A share of a source that is indexed, or some of its blocks that follow each other; there may be millions."""
+
+    share: LoaderShare
+    blocks: Sequence[BlockEntry]
+    tokenizer: str  # its hash
+    vocabulary: int
 
 
 def block_key(entry: BlockEntry, tokenizer: str, format_key: str) -> str:

@@ -252,7 +252,7 @@ class Driver:
         run.index_progress.reports = await self._store_call(source_reports, run.job.mix, index, self._index_store.read)
         await self._offer(run.job.mix)
         await self._open_stream(index)
-        run.index_progress.index = index
+        run.index_progress.finish(index)
         run.notifier.notify(Topic.INDEX)
         return True
 

@@ -6,13 +6,22 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from coxswain.errors import Refused
-from coxswain.index import TORN, BlockEntry, BlockIndex, block_key, check_labels, decode, encode, object_key
+from coxswain.index import (
+    TORN,
+    BlockEntry,
+    BlockIndex,
+    IndexedShare,
+    block_key,
+    check_labels,
+    decode,
+    encode,
+    object_key,
+)
 from coxswain.packed import Packed
 from coxswain.planlog import LoaderShare
 from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed
@@ -23,15 +32,6 @@ from coxswain_data.tokenizer import ForeignToken, Tokenizer, token_ids
 from coxswain_link.store import REQUESTS_AT_ONCE, CorruptObject, NotFound, Store
 
 _NAMED_PLACES = 3
-
-
-class IndexedShare(NamedTuple):
-    """What `messages` sends of a share."""
-
-    share: LoaderShare
-    blocks: Sequence[BlockEntry]
-    tokenizer: str  # its hash
-    vocabulary: int
 
 
 def index_share(

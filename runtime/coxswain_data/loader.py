@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from coxswain import names
 from coxswain.digests import tokens_digest
 from coxswain.errors import CoxswainError, Refused, Stale, crashed
-from coxswain.index import BlockEntry
+from coxswain.index import BlockEntry, IndexedShare
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Fault, Indexed, Register, Registered, Shares, SourceBlocks, World
 from coxswain_data.block_map import all_blocks
 from coxswain_data.index_record import StoredIndexes
-from coxswain_data.indexer import IndexedShare, index_share, messages
+from coxswain_data.indexer import index_share, messages
 from coxswain_data.open_sources import OpenSources
 from coxswain_data.samples import Samples
 from coxswain_link.environment import Environment, allow_open_files, end_as, leave, run_service

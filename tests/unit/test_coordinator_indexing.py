@@ -159,6 +159,44 @@ def test_loaders_that_listed_different_objects_are_noticed(tmp_path):
         merge(mix, [replace(first, blocks=first.blocks[:1]), *others])
 
 
+@given(st.lists(st.lists(st.integers(0, 8), max_size=5), min_size=1, max_size=4))
+def test_shares_that_are_every_nth_block_in_order_are_merged_and_others_are_refused(dealt):
+    """Parts of drawn blocks: a source is what has each block once, share i of n every n-th of all of them, from the i-th on."""
+    mix = mix_of(make_source("code", 1))
+    parts = [
+        Indexed(
+            LoaderShare(f"loader-{i}", "code", i, len(dealt)), tuple(block_of("code", b) for b in some), "hash", 257
+        )
+        for i, some in enumerate(dealt)
+    ]
+    numbers = sorted(number for some in dealt for number in some)
+    whole = [block_of("code", number) for number in numbers]
+    if (
+        whole
+        and len(set(numbers)) == len(numbers)
+        and all(whole[i :: len(dealt)] == list(part.blocks) for i, part in enumerate(parts))
+    ):
+        (source,) = merge(mix, parts[::-1]).sources
+        assert source.blocks == whole
+    else:
+        with pytest.raises(Refused, match="listed different objects" if whole else "without a readable sample"):
+            merge(mix, parts)
+
+
+def test_parts_that_come_once_there_is_an_index_are_not_kept(tmp_path):
+    """A loader that starts again sends all of its blocks, of which there may be millions."""
+    progress = IndexProgress(make_job(tmp_path).mix)
+    progress.assign(["loader-0"])
+    code, docs = parts_of(make_job(tmp_path).mix, 1)
+    progress.add(code)
+    progress.add(docs)
+    index = merge(make_job(tmp_path).mix, progress.parts())
+    progress.finish(index)
+    progress.add(code)
+    assert progress.missing == list(progress.shares)
+    assert progress.blocks("code").blocks == tuple(index.sources[0].blocks)
+
+
 def test_a_source_without_readable_samples_is_refused_by_name(tmp_path):
     mix = make_job(tmp_path).mix
     code, docs = parts_of(mix, 1)
@@ -255,8 +293,10 @@ async def test_an_index_beyond_one_message_travels_to_the_coordinator_and_back(t
                 client.post("/v1/indexed", whole)
             for part in messages(whole):
                 client.post("/v1/indexed", part)
-            (joined,) = state.index_progress.parts()
-            state.index_progress.index = Index((SourceIndex("code", joined.blocks),), 257)
+            parts = state.index_progress.parts()
+            state.index_progress.index = Index(
+                (SourceIndex("code", [block for part in parts for block in part.blocks]),), 257
+            )
             return all_blocks(client, "code", 1.0)
 
     try:

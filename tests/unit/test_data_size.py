@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -9,10 +10,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import zstandard
 
-from coxswain.config import SourceConfig, TokenizerConfig
+from coxswain.config import MixConfig, SourceConfig, TokenizerConfig
+from coxswain.index import BlockEntry, IndexedShare
 from coxswain.packed import Packed
+from coxswain.planlog import LoaderShare
 from coxswain.uris import is_file
+from coxswain_coordinator.index.merge import merge
+from coxswain_coordinator.index.progress import IndexProgress
 from coxswain_data.formats.object_reader import Sizes
+from coxswain_data.indexer import messages
 from coxswain_data.row_table import KEY, RowTable
 from coxswain_data.source import Source
 from coxswain_link.object_info import ObjectInfo
@@ -49,19 +55,47 @@ def bytes_a_file(work: Callable[[], object]) -> tuple[float, float]:
     return held / FILES, most / FILES
 
 
-@pytest.mark.parametrize(("uri", "most"), [("file:///corpus", 140), ("s3://bucket/corpus", 45)])
-def test_the_files_and_blocks_of_a_source_take_few_bytes_each(uri, most, tmp_path):
-    """An object for each took 1,100 bytes: 5 GB for five million files."""
-    config = SourceConfig(
+def source_of(uri: str) -> SourceConfig:
+    return SourceConfig(
         name="docs", source="docs", uri=uri, format="Jsonl", include="", text_field="text", weight=1,
         tokenizer=TokenizerConfig(kind="bytes"),
     )  # fmt: skip
-    source = Source(config, Generated(), Spool(), Sizes())  # type: ignore[arg-type]
+
+
+def block(number: int) -> BlockEntry:
+    key = hashlib.sha256(str(number).encode()).hexdigest()
+    path = f"part-{number // 1000:05}/document-{number:09}.jsonl"
+    return BlockEntry(path, 0, 0, 14, 14, key[:32], samples=1, tokens=2, key=key, shortest=2)
+
+
+@pytest.mark.parametrize(("uri", "most"), [("file:///corpus", 140), ("s3://bucket/corpus", 45)])
+def test_the_files_and_blocks_of_a_source_take_few_bytes_each(uri, most, tmp_path):
+    """An object for each took 1,100 bytes: 5 GB for five million files."""
+    source = Source(source_of(uri), Generated(), Spool(), Sizes())  # type: ignore[arg-type]
     source.keep_identities(open_store(tmp_path.as_uri()))
     kept, peak = bytes_a_file(lambda: (source, source.blocks()))
     saved_next = 500 if is_file(uri) else 30  # of files, up to 50,000 digests and their JSON
     assert kept < most
     assert peak < most + saved_next
+
+
+def test_a_coordinator_holds_few_bytes_of_a_block():
+    """Some 60 bytes of it in the parts of shares, and as many in the index that replaces them."""
+    mix = MixConfig(name="m", seed=1, sources=(source_of("file:///corpus"),))
+    progress = IndexProgress(mix)
+    progress.shares = tuple(LoaderShare(f"loader-{n}", "docs", n, 2) for n in range(2))
+
+    def work() -> object:
+        for share in progress.shares:
+            mine = Packed(map(block, range(share.share, FILES, 2)), BlockEntry)
+            for part in messages(IndexedShare(share, mine, "hash", 257), 5_000):
+                progress.add(part)
+        progress.finish(merge(mix, progress.parts()))
+        return progress
+
+    kept, peak = bytes_a_file(work)
+    assert kept < 80
+    assert peak < 240
 
 
 def test_a_packed_sequence_gives_what_went_in_by_place_and_by_slice():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import product
+from itertools import chain, groupby, pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from coxswain.block import shortest_of
 from coxswain.config import MixConfig, SourceConfig
 from coxswain.errors import Refused
-from coxswain.index import BlockEntry, check_labels, fingerprint
+from coxswain.index import BlockEntry, IndexedShare, check_labels, fingerprint
 from coxswain.membership.order import SourceView
+from coxswain.packed import Packed
 from coxswain.planlog import LoaderShare
-from coxswain.wire import Indexed, SourceReport
+from coxswain.wire import SourceReport
 from coxswain_link.store import REQUESTS_AT_ONCE
 
 _UNEVEN = 1.1
@@ -75,7 +76,7 @@ class SourceIndex:
     """All blocks of one source, in (path, ordinal) order."""
 
     name: str
-    blocks: tuple[BlockEntry, ...]
+    blocks: Sequence[BlockEntry]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -103,19 +104,18 @@ class Index:
 
 
 def _view(source: SourceIndex, lengths: Lengths) -> SourceView:
-    counts = np.array([b.samples for b in source.blocks], dtype=np.int64)
+    counts = np.fromiter((b.samples for b in source.blocks), np.int64, len(source.blocks))
     return SourceView(source.name, counts, lambda b: lengths(source.blocks[b]), shortest_of(source.blocks))
 
 
-def merge(mix: MixConfig, parts: Iterable[Indexed]) -> Index:
-    """Merges all shares.
+def merge(mix: MixConfig, parts: Sequence[IndexedShare]) -> Index:
+    """Merges all shares; parts of one follow each other.
 
     Raises Refused when loaders saw different objects or use different tokenizers.
     """
-    parts = list(parts)
     _same_tokenizer(parts)
     sources = tuple(_merge_source(s, [p for p in parts if p.share.source == s.name]) for s in mix.sources)
-    empty = [s.name for s in sources if not sum(b.samples for b in s.blocks)]
+    empty = [s.name for s in sources if not any(b.samples for b in s.blocks)]
     if empty:
         raise Refused(
             "SourceEmpty", f"sources without a readable sample: {', '.join(empty)}; check uri, include and textField"
@@ -125,7 +125,7 @@ def merge(mix: MixConfig, parts: Iterable[Indexed]) -> Index:
     return Index(sources, parts[0].vocabulary)
 
 
-def _same_tokenizer(parts: Sequence[Indexed]) -> None:
+def _same_tokenizer(parts: Sequence[IndexedShare]) -> None:
     by_hash = {p.tokenizer: p.share.source for p in parts}
     if len(by_hash) > 1:
         raise Refused(
@@ -135,17 +135,38 @@ def _same_tokenizer(parts: Sequence[Indexed]) -> None:
         )
 
 
-def _merge_source(config: SourceConfig, parts: Sequence[Indexed]) -> SourceIndex:
+def _merge_source(config: SourceConfig, parts: Sequence[IndexedShare]) -> SourceIndex:
     _bounded(config, sum(b.rejected for p in parts for b in p.blocks))
-    name, blocks = config.name, tuple(sorted(b for p in parts for b in p.blocks))
-    for part in parts:
-        if blocks[part.share.share :: part.share.shares] != tuple(part.blocks):
-            raise Refused(
-                "SourceChanged",
-                f"source {name!r}: its loaders listed different objects; do not change a source while it is being indexed, "
-                "then start the job again",
-            )
-    return SourceIndex(name, blocks)
+    blocks = Packed(_dealt(parts), BlockEntry)
+    if len(blocks) != sum(len(p.blocks) for p in parts) or any(
+        _place(b) >= _place(after) for b, after in pairwise(blocks)
+    ):
+        raise Refused(
+            "SourceChanged",
+            f"source {config.name!r}: its loaders listed different objects; do not change a source while it is being "
+            "indexed, then start the job again",
+        )
+    return SourceIndex(config.name, blocks)
+
+
+def _dealt(parts: Sequence[IndexedShare]) -> Iterator[BlockEntry]:
+    """A block of each share by turns, as they were given to shares: up to where one has none."""
+    by_share = groupby(sorted(parts, key=_share), _share)
+    turns = [chain.from_iterable([part.blocks for part in alike]) for _, alike in by_share]
+    while True:
+        for turn in turns:
+            block = next(turn, None)
+            if block is None:
+                return
+            yield block
+
+
+def _place(block: BlockEntry) -> tuple[str, int]:
+    return block.path, block.ordinal
+
+
+def _share(part: IndexedShare) -> int:
+    return part.share.share
 
 
 def _bounded(config: SourceConfig, rejected: int) -> None:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from msgspec.structs import replace
+from dataclasses import dataclass, field
 
 from coxswain.config import MixConfig
 from coxswain.errors import Refused
+from coxswain.index import BlockEntry, IndexedShare
+from coxswain.packed import Packed
 from coxswain.planlog import LoaderShare
 from coxswain.wire import BLOCKS_IN_MESSAGE, Indexed, SourceBlocks, SourceReport
 from coxswain_coordinator.index.merge import Index, assign_shares
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What has come of a share."""
+
+    of: int
+    found: dict[int, IndexedShare] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        return len(self.found) == self.of
 
 
 class IndexProgress:
@@ -21,7 +33,7 @@ class IndexProgress:
         self.shares: tuple[LoaderShare, ...] = ()
         self.index: Index | None = None  # of all shares, merged
         self.reports: tuple[SourceReport, ...] = ()
-        self._indexed: dict[LoaderShare, dict[int, Indexed]] = {}  # by part
+        self._indexed: dict[LoaderShare, _Parts] = {}
 
     def assign(self, loaders: list[str]) -> str:
         """Assigns shares to loaders; returns a summary."""
@@ -29,24 +41,35 @@ class IndexProgress:
         return f"{_count(len(self.shares), 'share')} of {_count(len(self._mix.sources), 'source')}"
 
     def add(self, part: Indexed) -> None:
-        """Parts of a share come in any order, and again. Of another split than before: the share begins again."""
-        known = self._indexed.setdefault(part.share, {})
-        if any(other.parts != part.parts for other in known.values()):
-            known.clear()
-        known[part.part] = part
+        """Parts of a share come in any order, and again. Of another split than before: the share begins again.
+
+        Once there is an index they count for nothing.
+        """
+        if self.index is not None:
+            return
+        known = self._indexed.get(part.share)
+        if known is None or known.of != part.parts:
+            known = self._indexed[part.share] = _Parts(part.parts)
+        blocks = Packed(part.blocks, BlockEntry)
+        known.found[part.part] = IndexedShare(part.share, blocks, part.tokenizer, part.vocabulary)
+
+    def finish(self, index: Index) -> None:
+        """Keeps the index in place of the parts that it was merged from: a source may have millions of blocks."""
+        self.index = index
+        self._indexed.clear()
 
     @property
     def missing(self) -> list[LoaderShare]:
         """Shares that are not indexed."""
-        return [s for s in self.shares if not _is_whole(self._indexed.get(s, {}))]
+        return [s for s in self.shares if not ((parts := self._indexed.get(s)) and parts.whole)]
 
     @property
     def complete(self) -> bool:
         return bool(self.shares) and not self.missing
 
-    def parts(self) -> tuple[Indexed, ...]:
-        """Of each share, its parts joined. What loaders still send of shares that an earlier coordinator assigned is left out."""
-        return tuple(_joined(self._indexed[share]) for share in self.shares)
+    def parts(self) -> tuple[IndexedShare, ...]:
+        """Of each share, its parts in order. Shares that an earlier coordinator assigned are left out."""
+        return tuple(part for share in self.shares for _, part in sorted(self._indexed[share].found.items()))
 
     def blocks(self, source: str, start: int = 0, known: str = "") -> SourceBlocks | None:
         """Blocks of a source from the `start`-th on, as many as a message carries; None until there is an index.
@@ -58,17 +81,8 @@ class IndexProgress:
         for found in self.index.sources:
             if found.name == source:
                 wanted = () if known == found.fingerprint else found.blocks[start : start + BLOCKS_IN_MESSAGE]
-                return SourceBlocks(source, wanted, len(found.blocks), found.fingerprint)
+                return SourceBlocks(source, tuple(wanted), len(found.blocks), found.fingerprint)
         raise Refused("NoSuchSource", f"source {source!r}: the mix has {', '.join(s.name for s in self.index.sources)}")
-
-
-def _is_whole(parts: Mapping[int, Indexed]) -> bool:
-    return bool(parts) and len(parts) == next(iter(parts.values())).parts
-
-
-def _joined(parts: Mapping[int, Indexed]) -> Indexed:
-    ordered = [parts[number] for number in sorted(parts)]
-    return replace(ordered[0], blocks=tuple(block for part in ordered for block in part.blocks), part=0, parts=1)
 
 
 def _count(number: int, noun: str) -> str:

@@ -303,6 +303,17 @@ async def test_without_its_record_an_edited_job_replaces_no_pod_and_says_what_wa
     assert world.pod("trainer-1") is not None and world.condition("Validated")["reason"] == "Resolved"
 
 
+async def test_without_its_record_a_job_replaces_no_pod_by_one_of_an_image_that_the_settings_name_since() -> None:
+    world = await running()
+    before = images(world.pod("trainer-0") or {})
+    del world.objects["ConfigMap", record(world)]
+    world.vanish(world.pod("trainer-1"))
+    await passes(world, Settings(train_image="train:next", data_image="data:next"))
+    assert world.pod("trainer-1") is None and world.condition("Validated")["reason"] == "ConfigurationLost"
+    await passes(world)
+    assert images(world.pod("trainer-1") or {}) == before
+
+
 # --- a job of a release without pins ---------------------------------------------------------------------------------
 
 

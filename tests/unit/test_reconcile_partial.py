@@ -13,7 +13,7 @@ from coxswain_operator.kubernetes.workloads import admission_view
 from coxswain_operator.reconcile import queueing
 from coxswain_operator.reconcile.actions import LeaveQueue
 from coxswain_operator.views import AdmissionView, Manifest, PodView
-from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, member_of, report, training_job
+from tests.unit.fake_cluster import FakeCluster, copied, data_mix, data_source, member_of, report, training_job
 from tests.unit.test_reconcile_lifecycle import passes
 
 BOUNDS = {"count": 3, "minCount": 1, "maxCount": 4}
@@ -122,6 +122,26 @@ async def test_an_evicted_job_asks_for_all_its_trainers_again_in_another_group_u
     assert world.job["status"]["attempts"][0]["cause"] == cause
     await trains(world, 3)
     assert len(world.pods()) == 5 and world.job["status"]["restarts"]["counted"] == 0
+
+
+async def test_the_pass_that_sees_an_eviction_leaves_the_size_of_the_next_start_open() -> None:
+    world = await waiting()
+    await trains(world, 1)
+    world.workload["status"] = {"conditions": [holds("Evicted", "an urgent job needs the room")]}
+    await passes(world, 1)
+    status = world.job["status"]
+    assert (status["attempt"], status["trainers"]["desired"], status.get("pinned")) == (1, 0, None)
+
+
+async def test_the_admission_of_another_start_creates_no_pods() -> None:
+    world = await waiting()
+    other = copied(world.workload)
+    other["metadata"]["name"] = other["metadata"]["name"][:-1] + "7"
+    world.admit(3)
+    other["status"], world.workload["status"] = world.workload["status"], {}
+    world.objects = {("Workload", other["metadata"]["name"]): other, **world.objects}  # listed first
+    await passes(world, 1)
+    assert world.pods() == [] and world.state == "Queued"
 
 
 async def test_a_workload_that_is_evicted_before_its_pods_exist_waits_for_its_next_admission() -> None:

@@ -18,6 +18,9 @@ FOUND = SourceReport("code", "code", 1643, 31184220, 7204, 44120, 165001, 118433
 GROWN = replace(FOUND, documents=2000, fingerprint="sha256:2")
 
 
+VERSION = "417"  # of the source as a pass observes it: a write over an edit must meet a conflict
+
+
 def look(
     source: Manifest, job: str, found: SourceReport, created: float, now: float = 5000.0, since: Manifest | None = None
 ) -> int:
@@ -27,6 +30,7 @@ def look(
     """
     manifest = training_job(job)
     manifest["metadata"] |= {"uid": job}
+    source["metadata"] |= {"resourceVersion": VERSION}
     children: tuple[ChildView, ...] = ()
     if since is not None:
         begun = build_context(Observed(manifest, (since,), (data_mix(),)), now, Settings()).start
@@ -40,6 +44,7 @@ def look(
     seen = report("Running", 10, sources=(found,))
     observed = Observed(manifest, (source,), (data_mix(),), pods=(pod,), report=seen, children=children)
     writes = sources.statuses(build_context(observed, now, Settings()))
+    assert all((w.kind, w.name, w.version) == ("DataSource", "code", VERSION) for w in writes)
     for write in writes:
         DataSourceStatus.model_validate(write.status)
         source["status"] = write.status

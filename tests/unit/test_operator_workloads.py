@@ -37,7 +37,7 @@ class Kueue:
         assert (group, version) == ("scheduling.k8s.io", "v1") or rest[:2] == ["namespaces", "lab"] or len(rest) == 2
         return version
 
-    async def call(self, method: str, path: str, labelSelector: str = "") -> Manifest:  # noqa: N803 (a parameter of the API)
+    async def call(self, method: str, path: str, labelSelector: str = "") -> Manifest:
         version = self._version(path)
         self.calls.append(f"{method} {version}")
         if self.denied:

@@ -246,3 +246,23 @@ def test_a_deletion_is_forced_where_no_kubelet_completes_it_and_a_slow_one_is_wa
     assert force_delete.requeue_times(context) == ((NOW + 10,) if looks else ())
     of_an_earlier_job = replace(Scene((COORDINATOR,)).context(), observed=replace(Scene().observed, leftovers=(pod,)))
     assert [d.name for d in force_delete.force_deletes(of_an_earlier_job)] == [pod.name] * forced
+
+
+KEPT = "FinalizerKept: Pod demo-trainer-1-0 on n is deleted, and a finalizer keeps it"
+
+
+@pytest.mark.parametrize(
+    ("pods", "said"),
+    [
+        ((going("Unknown", forced=True),), f"{KEPT}: "),
+        ((going("Unknown", forced=True), going("Unknown", forced=True, name="other")), f"{KEPT} (and 1 more): "),
+        ((going("Unknown"),), ""),  # not deleted by force yet
+        ((going("Unknown", forced=True, phase="Failed"),), ""),  # nothing of it runs
+        ((going("Unknown", forced=True, node=""),), ""),  # it never ran
+    ],
+)
+def test_only_a_pod_that_may_still_run_on_a_lost_node_keeps_its_successor_waiting(
+    pods: tuple[PodView, ...], said: str
+) -> None:
+    found = force_delete.describe(Scene(pods).context())
+    assert found.startswith(said) and bool(found) is bool(said)

@@ -133,6 +133,19 @@ async def test_the_pass_that_sees_an_eviction_leaves_the_size_of_the_next_start_
     assert (status["attempt"], status["trainers"]["desired"], status.get("pinned")) == (1, 0, None)
 
 
+async def test_while_a_pod_of_the_start_before_leaves_the_next_one_waits_in_the_queue_without_pods() -> None:
+    world = await waiting()
+    await trains(world, 2)
+    world.report_now = None
+    world.workload["status"] = {"conditions": [holds("Evicted", "an urgent job needs the room")]}
+    late = world.pod("trainer-1") or {}
+    late["metadata"]["finalizers"] = ["example.com/slow"]
+    await passes(world, 6)
+    names = {w["metadata"]["name"] for w in world.workloads()}
+    assert world.pods() == [late] and not names <= {late["metadata"]["labels"][POD_GROUP]}
+    assert world.state == "Queued"
+
+
 async def test_the_admission_of_another_start_creates_no_pods() -> None:
     world = await waiting()
     other = copied(world.workload)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coxswain.errors import Refused
@@ -152,8 +154,9 @@ def test_a_retry_of_a_job_whose_pods_still_run_takes_nothing_over_from_them_but_
         "lastCheckpoint": {"step": 10, "uri": "file:///runs/demo", "time": stamp(1500.0)},
     }  # fmt: skip
     saved = (JobEvent(4, 1.0, "CheckpointSaved", "of the ended attempt"),)
+    leaving = replace(GANG[1], name="demo-loader-0-9", uid="g", incarnation=9, deleting=True)
     scene = Scene(
-        GANG, report("Running", 20, events=saved), "coordinator,loader:0,trainer:0-1", status=status,
+        (*GANG, leaving), report("Running", 20, events=saved), "coordinator,loader:0,trainer:0-1", status=status,
         annotations={ANNOTATION_RETRY: "1"},
     )  # fmt: skip
     decision = scene.decide()

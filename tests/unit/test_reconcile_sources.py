@@ -109,3 +109,15 @@ def test_the_generation_that_was_indexed_stands_at_ready_alone_since_no_pass_fol
 def ready(source: Manifest) -> Manifest:
     (found,) = source["status"]["conditions"]
     return dict(found)
+
+
+def test_a_job_that_is_not_valid_says_nothing_of_a_source() -> None:
+    """What its pods were started with is not known: the report may be of another spec."""
+    manifest = training_job("a", mixRef={"name": "none"})
+    manifest["metadata"] |= {"uid": "a"}
+    pod = PodView("a-coordinator-0", "c", "coordinator", 0, 0, phase="Running", ready=True, created=1000.0)
+    seen = report("Running", 10, sources=(FOUND,))
+    ctx = build_context(
+        Observed(manifest, (data_source(),), (data_mix(),), pods=(pod,), report=seen), 5000.0, Settings()
+    )
+    assert ctx.start is None and sources.statuses(ctx) == ()

@@ -50,7 +50,7 @@ class Scene:
     def observed(self) -> Observed:
         job = training_job(**self.spec)
         trainers = {"desired": self.asked, "asked": self.asked}
-        job["metadata"] |= {"uid": "u", "annotations": self.annotations}
+        job["metadata"] |= {"uid": "u", "annotations": self.annotations, "creationTimestamp": stamp(1000.0)}
         job["status"] = {"seen": self.seen, "trainers": trainers, "startTime": stamp(1000.0), **self.status}
         return Observed(
             job, (data_source(),), (data_mix(),), pods=self.pods, children=self.children, report=self.report,

@@ -110,6 +110,69 @@ def test_an_operator_that_is_down_raises_the_alert_beside_another_release_of_its
     assert_firing(tmp_path, {**other, **down}, m10="", m20="CoxswainOperatorDown")
 
 
+def test_an_operator_that_is_down_raises_the_alert_after_five_minutes(tmp_path: Path) -> None:
+    assert_firing(tmp_path, dict.fromkeys(UP, "1x10 0x50"), m15="", m16="CoxswainOperatorDown")
+
+
+def of_operators(*leaders: str, namespace: str = "ops") -> dict[str, str]:
+    """The series of each pod of a release: whether it leads."""
+    head = f'coxswain_operator_leader{{namespace="{namespace}",pod="'
+    return {f'{head}{number}"}}': values for number, values in enumerate(leaders)}
+
+
+def test_a_release_without_a_leader_raises_the_alert_after_three_minutes_beside_one_that_has_a_leader(
+    tmp_path: Path,
+) -> None:
+    other = of_operators("1x60", "0x60", namespace="elsewhere")
+    assert_firing(tmp_path, {**other, **of_operators("1x10 0x50", "0x60")}, m13="", m14="CoxswainNobodyLeads")
+
+
+def test_a_hand_over_of_the_lease_within_three_minutes_raises_no_alert(tmp_path: Path) -> None:
+    assert_firing(tmp_path, of_operators("1x9 0x50", "0x11 1x48"), m11="", m12="", m14="", m20="")
+
+
+def passes_of(result: str, values: str) -> dict[str, str]:
+    return {f'coxswain_reconcile_total{{namespace="ops",pod="0",result="{result}"}}': values}
+
+
+@pytest.mark.parametrize(("errors", "name"), [(7, "CoxswainReconcileFails"), (5, "")])
+def test_more_than_six_failed_passes_in_ten_minutes_raise_the_alert_once_that_lasts_a_quarter_of_an_hour(
+    tmp_path: Path, errors: int, name: str
+) -> None:
+    tenth = " ".join(f"{errors * n / 10}" for n in range(61))
+    series = passes_of("error", tenth) | passes_of("success", "0+60x60") | passes_of("conflict", "0+60x60")
+    assert_firing(tmp_path, series, m20="", m30=name, m50=name)
+
+
+@pytest.mark.parametrize(("crashes", "name"), [(3, ""), (4, "CoxswainWorkersCrash")])
+def test_the_fourth_crash_of_a_job_within_half_an_hour_raises_the_alert_whatever_other_jobs_do(
+    tmp_path: Path, crashes: int, name: str
+) -> None:
+    counted = " ".join(map(str, range(crashes + 1)))
+    other = 'coxswain_worker_failures_total{namespace="team-a",training_job="other",pod="o"}'
+    series = {of_job("coxswain_worker_failures_total"): f"{counted} {crashes}x60", other: "0 1 2 3x60"}
+    assert_firing(tmp_path, series, m12=name, m60="")
+
+
+def alerts() -> list[dict]:
+    written: list[dict] = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    return written
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
+def test_an_alert_names_only_labels_that_its_expression_keeps_and_every_job_that_it_is_about(alert: dict) -> None:
+    named = set(re.findall(r"\$labels\.(\w+)", alert["summary"] + alert["description"]))
+    kept = [set(found.split(", ")) for found in re.findall(r" by \(([^)]*)\)", alert["expr"])]
+    assert all(named <= labels for labels in kept) and (kept or not named)
+    assert named >= {"namespace", "training_job"} or "training_job" not in alert["expr"]
+
+
+def test_an_alert_is_critical_where_no_job_is_looked_after_and_else_a_warning() -> None:
+    critical = {a["alert"] for a in alerts() if a["severity"] == "critical"}
+    assert critical == {"CoxswainOperatorDown", "CoxswainNobodyLeads"}
+    assert {a["severity"] for a in alerts()} == {"critical", "warning"}
+
+
 def test_a_trainer_without_data_raises_the_alert_once_there_is_a_world_and_not_before(tmp_path: Path) -> None:
     """A step a quarter of an hour is so little that no other alert is due."""
     slow = " ".join(f"{2 + n}x12" for n in range(30))
@@ -134,9 +197,8 @@ def test_the_panel_counts_the_steps_that_no_checkpoint_holds(tmp_path: Path, ste
 
 def counters_of_thresholds() -> list[tuple[str, str]]:
     """(counter, its selector) of each alert that compares a rate or an increase."""
-    written = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
     return [
-        found for alert in written for found in re.findall(r"(?:rate|increase)\((\w+)(\{[^}]*\})?\[", alert["expr"])
+        found for alert in alerts() for found in re.findall(r"(?:rate|increase)\((\w+)(\{[^}]*\})?\[", alert["expr"])
     ]
 
 

@@ -80,6 +80,11 @@ def test_the_advice_of_a_refusal_can_be_followed_to_the_letter_wherever_the_work
     assert f"; `cox status '{tmp_path}/my runs'` lists the pods" in lines[0]
 
 
+def test_bytes_that_are_no_text_are_shown_as_escapes_and_end_nothing(workdir: Path) -> None:
+    (workdir / "logs" / "demo-loader-0-0" / "loader.log").write_bytes(b"caf\xe9\nafter\n")
+    assert cox(workdir, "--loader", "0") == (0, [f"[demo-loader-0-0/loader] {text}" for text in ("caf\\xe9", "after")])
+
+
 def test_a_followed_log_goes_on_until_the_work_directory_is_free(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,13 @@ def test_a_request_is_left_for_the_run_that_holds_the_folder_and_taken_once(work
     assert [taken_request(workdir), taken_request(workdir)] == [5, None]
 
 
+def test_a_checkpoint_location_is_no_place_for_a_request() -> None:
+    code, said = scale("s3://runs/demo/", 3)
+    assert (
+        code == 2 and "s3://runs/demo/ is a checkpoint location; name a work directory, or a job with --namesp" in said
+    )
+
+
 def test_of_two_requests_at_once_one_counts_and_none_fails(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = Path.write_text
 

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from coxswain.config import PhaseConfig
+from coxswain.membership.mix_record import MixRecord
 from coxswain_cli.__main__ import app
 from coxswain_cli.readers.values import Progress, Seen, stored
+from coxswain_cli.reporting.model import MixInForce
 from coxswain_cli.status import brief, describe
 from tests.unit import report_samples as samples
 from tests.unit.fake_cluster import report
@@ -44,6 +47,13 @@ def container(ready: bool, **state: Any) -> Manifest:
         (pod("Failed", container(False, terminated={"exitCode": 137})), "Failed (exit codes: trainer 137)"),
         (pod("Failed", message="Pod was evicted"), "Failed Pod was evicted"),
         ({"metadata": {"name": "demo-trainer-0-0"}}, "Pending"),
+        (
+            pod("Pending", container(False), initContainerStatuses=[{"name": "constructor", "ready": False}]),
+            "Pending, not ready: constructor, trainer",
+        ),
+        (pod("Running", container(False, terminated={"exitCode": 1})), "Running, not ready: trainer"),  # starts again
+        (pod("Succeeded", container(False, terminated={"exitCode": 0})), "Succeeded (exit codes: trainer 0)"),
+        (pod("Running", container(True), conditions=[{**UNPLACED, "status": "True"}]), "Running"),
     ],
 )
 def test_a_pod_says_its_phase_and_why_it_does_not_work(found: Manifest, said: str) -> None:
@@ -122,3 +132,45 @@ def test_a_strategy_is_shown_with_predicted_and_measured_seconds_and_what_else_t
     assert "  strategy    2 x tp1pp1: 0.500 s a step predicted, 0.613 s measured" in said
     assert "  or          1 x tp1pp2: 0.750 s a step predicted" in said
     assert not any("strategy" in line for line in describe(Seen(JOB, "Running")))
+
+
+def test_of_conditions_only_what_is_wrong_is_said() -> None:
+    wrong = [
+        {"type": "Degraded", "status": "True", "reason": "CapacityLost", "message": "3 of 4"},
+        {"type": "Validated", "status": "False", "reason": "MixNotFound", "message": "DataMix mix"},
+    ]
+    turned = [{**c, "status": "False" if c["status"] == "True" else "True"} for c in wrong]
+    said = list(describe(Seen({**JOB, "status": {"conditions": wrong}}, "Running")))
+    assert said == ["demo: Running", "  degraded    CapacityLost: 3 of 4", "  validated   MixNotFound: DataMix mix"]
+    assert list(describe(Seen({**JOB, "status": {"conditions": turned}}, "Running"))) == ["demo: Running"]
+
+
+def test_restarts_the_layout_and_the_checkpoint_are_lines_with_each_of_their_numbers() -> None:
+    kept = {"step": 10, "uri": "file:///r", "time": "T", "kept": [4, 8], "tokens": 1234, "streamDigest": "ab"}
+    layout = {"hash": "h", "summary": "2 x tp1pp1"}
+    status = {"restarts": {"counted": 1, "ignored": 2}, "layout": layout, "worldGeneration": 4, "lastCheckpoint": kept}
+    assert list(describe(Seen({**JOB, "status": status}, "Running"))) == [
+        "demo: Running",
+        "  layout      2 x tp1pp1, world generation 4",
+        "  checkpoint  before step 10, file:///r, saved T",
+        "  kept        before step 4, 8",
+        "  tokens      1.2 k before that checkpoint, stream digest ab",
+        "  restarts    1 counted, 2 ignored",
+    ]
+
+
+def test_a_mix_is_said_from_each_step_or_token_on_the_first_of_all_steps_included() -> None:
+    phases = (
+        PhaseConfig(from_step=0, weights={"code": 2, "docs": 1}),
+        PhaseConfig(from_tokens=500, weights={"code": 1, "docs": 3}),
+    )
+    mix = MixInForce(0, MixRecord(0, {"code": 1, "docs": 1}, {}, phases))
+    assert list(describe(Seen(JOB, "Running", mixes=(mix,))))[-1] == (
+        "  mix         from step 0: code 1, docs 1; from step 0: code 2, docs 1; from token 500: code 1, docs 3"
+    )
+
+
+def test_pods_are_in_the_order_of_their_names() -> None:
+    pods = [{**pod("Running"), "metadata": {"name": name}} for name in ("b", "a", "c")]
+    said = list(describe(Seen(JOB, "Running", pods=pods)))[1:]
+    assert said == [f"  pod         {name}: Running" for name in "abc"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
@@ -83,6 +84,34 @@ def test_pods_name_their_group_as_its_scheduler_reads_it() -> None:
     assert pods["NativePodGroup"]["spec"]["schedulingGroup"] == {"podGroupName": GROUP}
     schedulers = {backend: pod["spec"].get("schedulerName") for backend, pod in pods.items()}
     assert schedulers == {"Coscheduling": None, "Volcano": "volcano", "NativeWorkload": None, "NativePodGroup": None}
+
+
+@pytest.mark.parametrize(
+    ("member", "role"), [("coordinator", "coordinator"), ("loader-0", "loader"), ("trainer-0", "trainer")]
+)
+def test_a_pod_of_volcanos_names_its_role_by_which_the_group_counts_it(member: str, role: str) -> None:
+    job, config = job_of()
+    pod = PodPlan(job, config, Settings(gang_backend="Volcano"), 0, 2).pod(member, 2)
+    assert pod["metadata"]["annotations"]["volcano.sh/task-spec"] == role
+
+
+def test_a_scheduler_that_the_installation_names_goes_before_the_backends_own() -> None:
+    job, config = job_of()
+    settings = Settings(gang_backend="Volcano", gang_scheduler="second")
+    assert PodPlan(job, config, settings, 0, 2).pod("trainer-0", 2)["spec"]["schedulerName"] == "second"
+
+
+def test_a_start_with_fewer_trainers_than_the_minimum_asks_for_no_more_than_it_has() -> None:
+    """Its scheduler would wait for pods that never come."""
+    job, config = job_of()
+    config = replace(config, trainers=1, min_trainers=3)
+    (group,) = gangs.group(job, config, Settings(gang_backend="Coscheduling"), 2)
+    assert group["spec"] == {"minMember": 1 + config.loaders + 1}
+
+
+def test_the_choice_auto_prefers_kubernetes_own_groups_and_of_these_the_newer() -> None:
+    assert gangs.CHOICES["Auto"][:2] == gangs.CHOICES["Native"] == ("NativePodGroup", "NativeWorkload")
+    assert set(gangs.CHOICES["Auto"]) == set(BACKENDS)
 
 
 def test_an_installation_may_name_the_scheduler_and_a_template_another() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from types import SimpleNamespace
 
 import pytest
 
-from coxswain_operator.kubernetes.event_aggregator import EventAggregator
+from coxswain.errors import Retryable
+from coxswain_operator.cluster import AlreadyExists, Conflict, Denied
+from coxswain_operator.kubernetes import events as events_module
+from coxswain_operator.kubernetes.connection import JSON, MERGE
+from coxswain_operator.kubernetes.event_aggregator import WINDOW_SECONDS, EventAggregator
 from coxswain_operator.kubernetes.events import Events
 from coxswain_operator.views import Event, Manifest
 from tests.unit.fake_cluster import training_job
@@ -54,22 +59,91 @@ def test_what_is_older_than_ten_minutes_is_forgotten_once_its_count_is_published
 
 
 class Server:
-    """Keeps what it is sent."""
+    """Keeps what it is sent. `errors`: what it answers first, one for each request."""
 
-    def __init__(self) -> None:
-        self.bodies: list[Manifest] = []
+    def __init__(self, *errors: Exception) -> None:
+        self.errors, self.sent = list(errors), list[tuple[str, str, Manifest, str]]()
 
-    async def send(self, method: str, path: str, body: Manifest, *_: Any, **__: Any) -> bytes:
-        self.bodies.append(body)
+    async def send(self, method: str, path: str, body: Manifest, content_type: str, deadline: float) -> bytes:
+        self.sent.append((method, path, body, content_type))
+        if self.errors:
+            raise self.errors.pop(0)
         return b""
+
+    @property
+    def bodies(self) -> list[Manifest]:
+        return [body for _, _, body, _ in self.sent]
+
+
+def job() -> Manifest:
+    found = training_job()
+    found["metadata"]["uid"] = "u"
+    return found
+
+
+async def published(server: Server, *published: Event) -> None:
+    async with Events(server) as events:  # type: ignore[arg-type]
+        for event in published:
+            events.put(job(), event)
+
+
+@pytest.mark.parametrize(("warning", "type_"), [(True, "Warning"), (False, "Normal")])
+async def test_an_event_says_about_which_job_what_happened_when_and_how_bad_it_is(warning: bool, type_: str) -> None:
+    server = Server()
+    await published(server, Event("NodeLost", "n is gone", warning, time=1.5))
+    ((method, path, body, content_type),) = server.sent
+    assert (method, path, content_type) == ("POST", "/apis/events.k8s.io/v1/namespaces/lab/events", JSON)
+    assert (body["reason"], body["note"], body["type"]) == ("NodeLost", "n is gone", type_)
+    assert body["eventTime"] == "1970-01-01T00:00:01.500000Z"
+    assert body["regarding"] == {
+        "apiVersion": "coxswain.dev/v1alpha1", "kind": "TrainingJob", "name": "demo", "namespace": "lab", "uid": "u",
+    }  # fmt: skip
+
+
+async def test_what_is_said_again_is_counted_in_the_event_that_is_there_at_the_latest_when_the_operator_leaves() -> (
+    None
+):
+    server = Server()
+    await published(server, *[Event("NodeLost", "n is gone")] * 3)
+    (_, _, made, _), (method, path, counted, content_type) = server.sent
+    assert (method, content_type) == ("PATCH", MERGE)
+    assert path == f"/apis/events.k8s.io/v1/namespaces/lab/events/{made['metadata']['name']}"
+    assert counted["series"]["count"] == 3
+
+
+async def test_a_count_is_written_once_and_an_event_that_is_old_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, looked = Server(), asyncio.Event()
+    pauses = iter((None, None, looked))
+    now = 1000.0
+
+    async def pause(_: float) -> None:
+        nonlocal now
+        now += WINDOW_SECONDS
+        if (last := next(pauses)) is not None:
+            last.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(events_module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": pause}))
+    monkeypatch.setattr(events_module.time, "monotonic", lambda: now)
+    async with Events(server) as events:  # type: ignore[arg-type]
+        for _ in range(2):
+            events.put(job(), Event("NodeLost", "n is gone"))
+        await looked.wait()
+        assert events._book._series == {}
+    assert [method for method, *_ in server.sent] == ["POST", "PATCH"]
+
+
+@pytest.mark.parametrize("error", [AlreadyExists("x"), Conflict("x"), Denied("Forbidden", "no"), Retryable("503")])
+async def test_an_event_that_the_server_does_not_take_keeps_no_other_from_being_written(error: Exception) -> None:
+    server = Server(error)
+    await published(server, Event("NodeLost", "lost"), Event("Completed", "done"))
+    assert [body["note"] for body in server.bodies] == ["lost", "done"]
 
 
 @pytest.mark.parametrize(("letters", "left"), [(511, 511), (512, 511), (9000, 511)])
 async def test_a_text_is_cut_where_the_server_takes_no_more_bytes_and_never_inside_a_letter(
     letters: int, left: int
 ) -> None:
-    server, job = Server(), training_job()
-    job["metadata"]["uid"] = "u"
-    async with Events(server) as events:  # type: ignore[arg-type]
-        events.put(job, Event("Failed", "x" + "ü" * letters))
+    server = Server()
+    await published(server, Event("Failed", "x" + "ü" * letters))
     assert [body["note"] for body in server.bodies] == ["x" + "ü" * left]

@@ -118,6 +118,15 @@ async def test_of_two_candidates_that_create_the_lease_together_one_holds_it() -
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.parametrize("error", [AlreadyExists("the Lease"), Conflict("a quota")])
+async def test_a_lease_whose_creation_meets_another_write_is_looked_at_again(error: CoxswainError | Conflict) -> None:
+    server = Server()
+    server.fault = failing(error, 1, "POST")
+    leader = await acquired(server)
+    assert server.spec["holderIdentity"] == "a" and leader.renewed
+    assert server.calls == ["GET", "POST", "GET", "POST"]
+
+
 @pytest.mark.parametrize(("duration", "taken_after"), [(15, 20.0), (14, 15.0), (30, 35.0), (None, 20.0)])
 async def test_a_silent_holder_keeps_its_lease_for_its_whole_duration(duration: int | None, taken_after: float) -> None:
     server = Server()

@@ -303,6 +303,28 @@ async def test_without_its_record_an_edited_job_replaces_no_pod_and_says_what_wa
     assert world.pod("trainer-1") is not None and world.condition("Validated")["reason"] == "Resolved"
 
 
+async def test_a_pod_that_is_replaced_after_a_restart_has_the_template_that_its_peers_got_with_the_restart() -> None:
+    """A template is no part of job.json: the record of the start before must not be taken for this one's."""
+    world = await running()
+    edited = {"count": 2, "template": {"metadata": {"labels": {"team": "a"}}}}
+    world.edit("TrainingJob", "demo", trainers=edited)
+    await restart_all(world)
+    world.run_all()
+    peer, successor = world.pod("trainer-0") or {}, await replaced(world, "trainer-1")
+    assert peer["metadata"]["labels"]["team"] == successor["metadata"]["labels"]["team"] == "a"
+
+
+async def test_without_its_record_a_job_replaces_no_pod_by_one_of_an_image_that_the_settings_name_since() -> None:
+    world = await running()
+    before = images(world.pod("trainer-0") or {})
+    del world.objects["ConfigMap", record(world)]
+    world.vanish(world.pod("trainer-1"))
+    await passes(world, Settings(train_image="train:next", data_image="data:next"))
+    assert world.pod("trainer-1") is None and world.condition("Validated")["reason"] == "ConfigurationLost"
+    await passes(world)
+    assert images(world.pod("trainer-1") or {}) == before
+
+
 # --- a job of a release without pins ---------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from coxswain_operator.reconcile.actions import Delete, RequeueAt
 from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.settings import Settings
-from coxswain_operator.views import HolderView, Manifest
+from coxswain_operator.views import HolderView, Manifest, PodView
 from tests.unit.fake_cluster import (
     NAMESPACE,
     FakeCluster,
@@ -224,3 +224,28 @@ def test_a_job_names_one_object_that_holds_a_name_of_its_children_and_counts_the
         f"NameTaken: Service demo-0 belongs to TrainingJob other; delete it, or give the job another name{others}"
     )
     assert leftovers.describe(Scene().context()) == ""
+
+
+OLD = replace(TRAINER, name="demo-trainer-1-7", uid="old", created=999.0)  # the job is of second 1000
+HOLDER = HolderView("Service", "demo", "h", "TrainingJob demo", leftover=True)
+
+
+@pytest.mark.parametrize(
+    ("pods", "holders", "deleted"),
+    [
+        ((OLD,), (), [Delete("Pod", OLD.name, "old")]),
+        ((replace(OLD, created=1000.0),), (), [Delete("Pod", OLD.name, "old")]),
+        ((replace(OLD, created=1001.0),), (), []),  # of a younger job, which this operator does not see yet
+        ((replace(OLD, deleting=True),), (), []),
+        ((), (HOLDER,), [Delete("Service", "demo", "h")]),
+        ((), (replace(HOLDER, deleting=True),), []),
+        ((), (replace(HOLDER, leftover=False, owner="Deployment web"),), []),
+        ((OLD,), (replace(HOLDER, kind="Pod", name=OLD.name),), [Delete("Pod", OLD.name, "old")]),  # once
+        ((), (replace(HOLDER, kind="Pod"),), []),  # it is not known to be older
+    ],
+)
+def test_of_what_is_not_the_jobs_own_it_deletes_only_what_an_earlier_job_of_its_name_left_behind(
+    pods: tuple[PodView, ...], holders: tuple[HolderView, ...], deleted: list[Delete]
+) -> None:
+    observed = replace(Scene().observed, leftovers=pods, holders=holders)
+    assert list(leftovers.deletes(build_context(observed, NOW, Settings()))) == deleted

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coxswain.names import EVENT_REASONS
 from coxswain.wire import Fault, JobEvent, JobReport
 from coxswain_operator.reconcile import completion, deadlines, events, pending, reconcile
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus, requeues
@@ -189,6 +190,22 @@ def test_events_of_a_coordinator_are_published_after_the_last_published_one(
 ) -> None:
     found, last = events.coordinator_events(Scene(GANG, answer, status={"eventSequence": before}).context())
     assert ([event.message for event in found], last) == (published, mark)
+
+
+OPERATORS = (
+    "Validated", "GangStarted", "Suspended", "Resumed", "Completed", "Failed", "NodeLost", "PodDisrupted", "FailedDelete",
+    "FailedUpdate",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", sorted(EVENT_REASONS))
+def test_a_reason_that_the_operator_finds_itself_is_not_published_a_second_time_by_the_coordinators_word(
+    reason: str,
+) -> None:
+    """The operator sees the node, the coordinator only a pod that is silent."""
+    said = report(events=(JobEvent(4, 1.0, reason, "said"),))
+    found, last = events.coordinator_events(Scene(GANG, said, status={"eventSequence": 3}).context())
+    assert ([event.reason for event in found], last) == ([] if reason in OPERATORS else [reason], 4)
 
 
 def test_the_mark_of_events_goes_with_its_coordinator() -> None:

@@ -233,6 +233,9 @@ def going(ready: str, late: float = 30, **more: Any) -> PodView:
         (going("Unknown", node=""), False, False),
         (going("Unknown", deleting=False), False, False),
         (going("True", phase="Failed"), False, False),
+        (going("Unknown", phase="Failed"), True, False),  # its node never reports that it is gone
+        (going("Unknown", forced=True), False, True),  # deleted by force already: a finalizer keeps it
+        (going("Gone", forced=True), False, True),
     ],
 )
 def test_a_deletion_is_forced_where_no_kubelet_completes_it_and_a_slow_one_is_waited_for(
@@ -241,3 +244,25 @@ def test_a_deletion_is_forced_where_no_kubelet_completes_it_and_a_slow_one_is_wa
     context = Scene((pod, COORDINATOR)).context()
     assert [(d.name, d.uid, d.force) for d in force_delete.force_deletes(context)] == [(pod.name, "t", True)] * forced
     assert force_delete.requeue_times(context) == ((NOW + 10,) if looks else ())
+    of_an_earlier_job = replace(Scene((COORDINATOR,)).context(), observed=replace(Scene().observed, leftovers=(pod,)))
+    assert [d.name for d in force_delete.force_deletes(of_an_earlier_job)] == [pod.name] * forced
+
+
+KEPT = "FinalizerKept: Pod demo-trainer-1-0 on n is deleted, and a finalizer keeps it"
+
+
+@pytest.mark.parametrize(
+    ("pods", "said"),
+    [
+        ((going("Unknown", forced=True),), f"{KEPT}: "),
+        ((going("Unknown", forced=True), going("Unknown", forced=True, name="other")), f"{KEPT} (and 1 more): "),
+        ((going("Unknown"),), ""),  # not deleted by force yet
+        ((going("Unknown", forced=True, phase="Failed"),), ""),  # nothing of it runs
+        ((going("Unknown", forced=True, node=""),), ""),  # it never ran
+    ],
+)
+def test_only_a_pod_that_may_still_run_on_a_lost_node_keeps_its_successor_waiting(
+    pods: tuple[PodView, ...], said: str
+) -> None:
+    found = force_delete.describe(Scene(pods).context())
+    assert found.startswith(said) and bool(found) is bool(said)

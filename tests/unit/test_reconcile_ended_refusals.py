@@ -24,6 +24,9 @@ REFUSED = Fault("OperatorNotPermitted", "Pod demo-trainer-1-0 is refused for now
 AWAY = Fault(UNAVAILABLE, "Pod demo-trainer-1-0: the API server fails", retryable=True)
 
 
+OVER = {"conditions": [condition("Succeeded", "True", reason="Completed")], "completionTime": stamp(NOW - 600)}
+
+
 def said(decision: Decision) -> list[Event]:
     return [e for e in decision.of(Event) if isinstance(e, Event) and e.reason == "FailedDelete"]
 
@@ -58,8 +61,7 @@ async def test_the_pod_of_an_ended_job_that_may_not_be_deleted_is_an_event_and_n
 def test_what_keeps_an_ended_job_is_said_with_the_servers_words(
     fault: Fault, spec: dict[str, Any], deleting: bool
 ) -> None:
-    ended = {"conditions": [condition("Succeeded", "True", reason="Completed")], "completionTime": stamp(NOW - 600)}
-    observed = Scene(GANG, spec=spec, status=ended, rejection=fault).observed
+    observed = Scene(GANG, spec=spec, status=OVER, rejection=fault).observed
     if deleting:
         observed.job["metadata"]["deletionTimestamp"] = stamp(NOW)
     decision = reconcile(observed, NOW)
@@ -68,8 +70,7 @@ def test_what_keeps_an_ended_job_is_said_with_the_servers_words(
 
 
 def test_an_ended_job_that_was_refused_nothing_says_nothing() -> None:
-    ended = {"conditions": [condition("Succeeded", "True", reason="Completed")], "completionTime": stamp(NOW - 600)}
-    assert said(Scene(GANG, status=ended).decide()) == []
+    assert said(Scene(GANG, status=OVER).decide()) == []
 
 
 @pytest.mark.parametrize("state", ["Completed", "Failed"])
@@ -83,6 +84,20 @@ async def test_an_edit_of_a_job_that_has_ended_is_observed_and_nothing_else_of_i
     await passes(world)
     assert world.state == state and world.status_writes == written + 1
     assert world.job["status"] == {**before, "observedGeneration": world.job["metadata"]["generation"]}
+
+
+@pytest.mark.parametrize(
+    ("observed", "newest", "deleting", "written"),
+    [(3, 4, False, [4]), (3, 3, False, []), (3, 4, True, []), (0, 4, False, []), (5, 4, False, [])],
+    ids=["edited", "seen", "being deleted", "of a release that observed none", "of a restored backup"],
+)
+def test_an_ended_job_writes_the_generation_that_it_observes_only_where_an_edit_is_new_to_it(
+    observed: int, newest: int, deleting: bool, written: list[int]
+) -> None:
+    found = Scene((), status={**OVER, "observedGeneration": observed} if observed else OVER).observed
+    found.job["metadata"] |= {"generation": newest, **({"deletionTimestamp": stamp(NOW)} if deleting else {})}
+    writes = [w for w in reconcile(found, NOW).of(WriteStatus) if isinstance(w, WriteStatus)]
+    assert [w.status["observedGeneration"] for w in writes] == written
 
 
 def test_a_suspended_job_whose_group_may_not_be_released_says_so() -> None:

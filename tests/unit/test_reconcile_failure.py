@@ -24,7 +24,7 @@ from coxswain_operator.reconcile.spec import Rule
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import Event, PodView
 from tests.unit.fake_cluster import report, report_text
-from tests.unit.reconcile_scenes import COORDINATOR, GANG, NOW, TRAINER, Scene, ended
+from tests.unit.reconcile_scenes import COORDINATOR, GANG, LOADER, NOW, TRAINER, Scene, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 
@@ -129,6 +129,13 @@ def test_a_counted_failure_escalates_when_the_last_replacements_failed_soon(
     assert (verdict.rule, verdict.whole_job) == (rule, rule == "Escalation" or "RestartJob" in str(rules))
 
 
+def test_a_loader_that_keeps_failing_is_replaced_alone() -> None:
+    number = {"name": "loader-0", "number": 5, "since": stamp(NOW - 60), "delaySeconds": 8}
+    pods = (COORDINATOR, ended(1, replace(LOADER, incarnation=5)), *GANG[2:])
+    (verdict,) = verdicts(Scene(pods, status={"incarnations": [number]}).context())
+    assert (verdict.rule, verdict.action, verdict.counted) == ("Default", "RestartTrainer", True)
+
+
 ALONE, WHOLE = Verdict(loss(), "r", "RestartTrainer"), Verdict(loss(), "r", "RestartJob")
 WHOLE_IGNORED = Verdict(loss(), "r", "RestartJobIgnoringLimit")
 GONE = Verdict(loss(disrupted=True), "Disruption", "RestartTrainerIgnoringLimit")
@@ -205,6 +212,15 @@ def test_a_loss_ends_the_job_by_a_rule_or_by_the_limit(
     ctx = scene.context()
     found = find_fatal(ctx, verdicts(ctx), counting)
     assert found == (None if end is None else Termination("Failed", *end, "n"))
+
+
+@pytest.mark.parametrize("fatal", ["loader-0", "trainer-0", "trainer-1"])
+def test_of_losses_in_one_pass_one_that_a_rule_fails_ends_the_job_wherever_it_stands(fatal: str) -> None:
+    pods = (COORDINATOR, *(ended(9 if p.member == fatal else 1, p) for p in GANG[1:]))
+    ctx = Scene(pods, spec={"failurePolicy": {"rules": [FATAL]}}).context()
+    found = find_fatal(ctx, verdicts(ctx), counting=True)
+    assert found is not None and (found.rule, found.exit_code) == ("fatal", 9)
+    assert found.message.startswith(f"{fatal}: exit code 9")
 
 
 @pytest.mark.parametrize("reason", ["StartTimeout", "ErrImagePull"])

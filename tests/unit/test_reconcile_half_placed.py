@@ -130,11 +130,14 @@ def test_a_pod_that_has_ended_holds_no_node_that_could_be_given_back(pod: PodVie
     assert (found is not None) is gives_up
 
 
-def due_of(uid: str) -> float:
-    observed = Scene(HALF).observed
+def due_of(uid: str, releases: int = 0) -> float:
+    observed = Scene(HALF, status=released(releases)).observed
     observed.job["metadata"]["uid"] = uid
-    (due,) = half_placed.requeue_times(build_context(observed, NOW, Settings()))
-    return due
+    return max(half_placed.requeue_times(build_context(observed, NOW, Settings())))
+
+
+def released(releases: int) -> dict[str, Any]:
+    return {"gang": {"releases": releases, "until": stamp(NOW - 1000)}} if releases else {}
 
 
 def test_jobs_of_one_age_give_up_within_a_quarter_of_their_time_for_a_start_and_not_together() -> None:
@@ -261,9 +264,15 @@ async def test_a_clock_that_is_set_back_does_not_hold_a_job_for_ever() -> None:
     assert len(world.pods()) == 4
 
 
+@pytest.mark.parametrize("uid", ["a", "b", "c", "d", "e"])
+def test_each_start_of_a_job_has_another_time_to_give_up_and_another_wait(uid: str) -> None:
+    """Two jobs that happened to give up together do so only once."""
+    assert len({due_of(uid, releases) for releases in range(5)}) == 5
+    assert len({delay_of(uid, releases) for releases in range(5, 10)}) >= 4  # whole seconds of ten minutes at most
+
+
 def delay_of(uid: str, releases: int) -> float:
-    scene = Scene(HALF, status={"gang": {"releases": releases, "until": stamp(NOW - 1000)}} if releases else {})
-    observed = scene.observed
+    observed = Scene(HALF, status=released(releases)).observed
     observed.job["metadata"]["uid"] = uid
     found = half_placed.plan_release(build_context(observed, NOW + 1000, Settings()))
     assert found is not None

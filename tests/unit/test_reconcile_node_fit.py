@@ -41,6 +41,15 @@ def term(operator: str, *values: str, key: str = "pool") -> Manifest:
     return {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [expressions]}}}}
 
 
+def alternatives(*terms: Manifest) -> Manifest:
+    """Affinities of one term each, as terms of one: the node needs to hold one of them."""
+    found = [t for term in terms for t in term["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]]
+    return {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": found}}}}
+
+
+BOTH = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [
+    {"key": "pool", "operator": "In", "values": ["a"]}, {"key": "zone", "operator": "Exists"},
+]}]}}}}  # fmt: skip
 OF_NAME = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [
     {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n"]}]},
 ]}}}}  # fmt: skip
@@ -65,11 +74,16 @@ EMPTY = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}]}}}}
         (term("Gt", "3"), (), 0, ""),  # the scheduler's business
         (OF_NAME, (), 0, "not selected"),
         (EMPTY, (), 0, "not selected"),
+        (alternatives(term("In", "b"), term("In", "a")), (), 0, ""),
+        (alternatives(term("In", "b"), term("Exists", key="zone")), (), 0, "not selected"),
+        (alternatives(EMPTY, term("In", "a")), (), 0, ""),
+        (BOTH, (), 0, "not selected"),  # of one term everything must hold
         ({}, (("gpu", "NoSchedule"),), 0, "tainted"),
         ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, (("gpu", "NoSchedule"),), 0, ""),
         ({"tolerations": [{"operator": "Exists"}]}, (("gpu", "NoExecute"),), 0, ""),
         ({"tolerations": [{"key": "gpu", "effect": "NoExecute"}]}, (("gpu", "NoSchedule"),), 0, "tainted"),
         ({"tolerations": [{"key": "gpu", "tolerationSeconds": 30}]}, (("gpu", "NoExecute"),), 0, "tainted"),
+        ({"tolerations": [{"key": "gpu"}]}, (("gpu", "NoSchedule"), ("disk", "NoSchedule")), 0, "tainted"),
     ],
 )
 def test_a_pod_fits_where_nothing_that_is_known_speaks_against_it(

@@ -13,7 +13,7 @@ from coxswain_operator.kubernetes.workloads import admission_view
 from coxswain_operator.reconcile import queueing
 from coxswain_operator.reconcile.actions import LeaveQueue
 from coxswain_operator.views import AdmissionView, Manifest, PodView
-from tests.unit.fake_cluster import FakeCluster, data_mix, data_source, member_of, report, training_job
+from tests.unit.fake_cluster import FakeCluster, copied, data_mix, data_source, member_of, report, training_job
 from tests.unit.test_reconcile_lifecycle import passes
 
 BOUNDS = {"count": 3, "minCount": 1, "maxCount": 4}
@@ -84,6 +84,19 @@ async def test_a_job_with_a_minimum_waits_with_a_workload_and_without_pods() -> 
     assert world.workload["spec"]["queueName"] == "research"
 
 
+async def test_kueue_finds_room_by_what_each_set_asks_for_and_holds_nothing_else_to_be_its_owner() -> None:
+    """A Workload with a controller and without pods is finished by Kueue; sidecars take room as long as their pod."""
+    template = {"spec": {"nodeSelector": {"pool": "a"}}}
+    meta = (world := await waiting(trainers={**BOUNDS, "template": template})).workload["metadata"]
+    assert meta["annotations"]["kueue.x-k8s.io/is-group-workload"] == "true"
+    assert [(o["kind"], o["name"], o.get("controller")) for o in meta["ownerReferences"]] == [
+        ("TrainingJob", "demo", None)
+    ]
+    spec = {s["name"]: s["template"]["spec"] for s in world.workload["spec"]["podSets"]}
+    assert spec["trainer"]["nodeSelector"] == {"pool": "a"} and "nodeSelector" not in spec["coordinator"]
+    assert [c["restartPolicy"] for c in spec["trainer"]["initContainers"]] == ["Always"]
+
+
 @pytest.mark.parametrize("admitted", [1, 2, 3])
 async def test_as_many_trainers_are_created_as_kueue_admits_and_the_job_trains_with_those(admitted: int) -> None:
     world = await waiting()
@@ -122,6 +135,39 @@ async def test_an_evicted_job_asks_for_all_its_trainers_again_in_another_group_u
     assert world.job["status"]["attempts"][0]["cause"] == cause
     await trains(world, 3)
     assert len(world.pods()) == 5 and world.job["status"]["restarts"]["counted"] == 0
+
+
+async def test_the_pass_that_sees_an_eviction_leaves_the_size_of_the_next_start_open() -> None:
+    world = await waiting()
+    await trains(world, 1)
+    world.workload["status"] = {"conditions": [holds("Evicted", "an urgent job needs the room")]}
+    await passes(world, 1)
+    status = world.job["status"]
+    assert (status["attempt"], status["trainers"]["desired"], status.get("pinned")) == (1, 0, None)
+
+
+async def test_while_a_pod_of_the_start_before_leaves_the_next_one_waits_in_the_queue_without_pods() -> None:
+    world = await waiting()
+    await trains(world, 2)
+    world.report_now = None
+    world.workload["status"] = {"conditions": [holds("Evicted", "an urgent job needs the room")]}
+    late = world.pod("trainer-1") or {}
+    late["metadata"]["finalizers"] = ["example.com/slow"]
+    await passes(world, 6)
+    names = {w["metadata"]["name"] for w in world.workloads()}
+    assert world.pods() == [late] and not names <= {late["metadata"]["labels"][POD_GROUP]}
+    assert world.state == "Queued"
+
+
+async def test_the_admission_of_another_start_creates_no_pods() -> None:
+    world = await waiting()
+    other = copied(world.workload)
+    other["metadata"]["name"] = other["metadata"]["name"][:-1] + "7"
+    world.admit(3)
+    other["status"], world.workload["status"] = world.workload["status"], {}
+    world.objects = {("Workload", other["metadata"]["name"]): other, **world.objects}  # listed first
+    await passes(world, 1)
+    assert world.pods() == [] and world.state == "Queued"
 
 
 async def test_a_workload_that_is_evicted_before_its_pods_exist_waits_for_its_next_admission() -> None:

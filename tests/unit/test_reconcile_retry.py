@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coxswain.errors import Refused
 from coxswain.names import ANNOTATION_RETRY, ENV_RECORDED_STEP
-from coxswain.wire import Fault
+from coxswain.wire import Fault, JobEvent
 from coxswain_operator.controller import Controller
+from coxswain_operator.reconcile.actions import Delete, WriteStatus
 from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.views import Event
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, report_text, with_job
+from tests.unit.reconcile_scenes import GANG, NOW, Scene, condition
 from tests.unit.test_reconcile_lifecycle import begin, passes, running
 
 FAULT = Fault("SourceNotFound", "the uri does not exist")
@@ -138,3 +143,29 @@ async def test_a_coordinator_knows_the_step_of_the_last_checkpoint_that_the_stat
     await passes(world)
     env = {e["name"]: e.get("value") for e in world.pod("coordinator")["spec"]["containers"][0]["env"]}
     assert env.get(ENV_RECORDED_STEP) == found
+
+
+def test_a_retry_of_a_job_whose_pods_still_run_takes_nothing_over_from_them_but_progress() -> None:
+    """The job has completed just now: its coordinator still answers, and all pods are ready."""
+    status = {
+        "conditions": [condition("Succeeded", "True", reason="Completed"), condition("PodsReady", "True")],
+        "completionTime": stamp(NOW - 1), "activeSeconds": 500, "activeSince": stamp(1000.0), "eventSequence": 3,
+        "restarts": {"counted": 2, "ignored": 3}, "gang": {"releases": 4, "until": stamp(NOW + 300)},
+        "lastCheckpoint": {"step": 10, "uri": "file:///runs/demo", "time": stamp(1500.0)},
+    }  # fmt: skip
+    saved = (JobEvent(4, 1.0, "CheckpointSaved", "of the ended attempt"),)
+    leaving = replace(GANG[1], name="demo-loader-0-9", uid="g", incarnation=9, deleting=True)
+    scene = Scene(
+        (*GANG, leaving), report("Running", 20, events=saved), "coordinator,loader:0,trainer:0-1", status=status,
+        annotations={ANNOTATION_RETRY: "1"},
+    )  # fmt: skip
+    decision = scene.decide()
+    (write,) = (a for a in decision.actions if isinstance(a, WriteStatus))
+    begun = write.status
+    assert not begun.keys() & {"gang", "activeSince", "startTime", "completionTime", "eventSequence"}
+    assert (begun["activeSeconds"], begun["restarts"]) == (0, {"counted": 0, "ignored": 0})
+    assert (begun["trainers"]["ready"], begun["trainers"]["desired"], begun["replicas"]) == (0, 0, 0)
+    assert begun["lastCheckpoint"]["step"] == 10
+    assert next(c["status"] for c in begun["conditions"] if c["type"] == "PodsReady") == "False"
+    assert "CheckpointSaved" not in [e.reason for e in decision.of(Event) if isinstance(e, Event)]
+    assert {d.name for d in decision.of(Delete) if isinstance(d, Delete)} == {p.name for p in GANG}

@@ -18,6 +18,9 @@ FOUND = SourceReport("code", "code", 1643, 31184220, 7204, 44120, 165001, 118433
 GROWN = replace(FOUND, documents=2000, fingerprint="sha256:2")
 
 
+VERSION = "417"  # of the source as a pass observes it: a write over an edit must meet a conflict
+
+
 def look(
     source: Manifest, job: str, found: SourceReport, created: float, now: float = 5000.0, since: Manifest | None = None
 ) -> int:
@@ -27,6 +30,7 @@ def look(
     """
     manifest = training_job(job)
     manifest["metadata"] |= {"uid": job}
+    source["metadata"] |= {"resourceVersion": VERSION}
     children: tuple[ChildView, ...] = ()
     if since is not None:
         begun = build_context(Observed(manifest, (since,), (data_mix(),)), now, Settings()).start
@@ -40,6 +44,7 @@ def look(
     seen = report("Running", 10, sources=(found,))
     observed = Observed(manifest, (source,), (data_mix(),), pods=(pod,), report=seen, children=children)
     writes = sources.statuses(build_context(observed, now, Settings()))
+    assert all((w.kind, w.name, w.version) == ("DataSource", "code", VERSION) for w in writes)
     for write in writes:
         DataSourceStatus.model_validate(write.status)
         source["status"] = write.status
@@ -104,3 +109,15 @@ def test_the_generation_that_was_indexed_stands_at_ready_alone_since_no_pass_fol
 def ready(source: Manifest) -> Manifest:
     (found,) = source["status"]["conditions"]
     return dict(found)
+
+
+def test_a_job_that_is_not_valid_says_nothing_of_a_source() -> None:
+    """What its pods were started with is not known: the report may be of another spec."""
+    manifest = training_job("a", mixRef={"name": "none"})
+    manifest["metadata"] |= {"uid": "a"}
+    pod = PodView("a-coordinator-0", "c", "coordinator", 0, 0, phase="Running", ready=True, created=1000.0)
+    seen = report("Running", 10, sources=(FOUND,))
+    ctx = build_context(
+        Observed(manifest, (data_source(),), (data_mix(),), pods=(pod,), report=seen), 5000.0, Settings()
+    )
+    assert ctx.start is None and sources.statuses(ctx) == ()

@@ -51,6 +51,25 @@ def test_a_drawn_trace_is_saved_and_replays_to_the_same_results(tmp_path: Path) 
     assert first.read_text() == again.read_text()
 
 
+def test_the_length_of_a_drawn_trace_is_in_hours_and_its_nodes_have_eight_devices(tmp_path: Path) -> None:
+    saved, found = tmp_path / "trace.jsonl", tmp_path / "found.json"
+    drawn = ("--generate", "quiet", "--devices", "16", "--hours", "0.05", "--save", saved, "--output", found)
+    assert cox(*drawn, *SMALL).exit_code == 0
+    head = json.loads(saved.read_text().splitlines()[0])
+    assert (head["nodes"], head["devices"], head["seconds"]) == (2, 8, 180)
+
+
+def test_without_rivals_ours_is_alone_and_where_no_person_reads_the_results_are_on_standard_output(trace: Path) -> None:
+    done = cox(trace, *SMALL, "--rivals", "none")
+    assert done.exit_code == 0
+    assert [run["name"] for run in json.loads(done.stdout)["runs"]] == ["ours"]
+
+
+def test_a_trace_file_beside_a_drawn_trace_is_refused(trace: Path) -> None:
+    done = cox(trace, "--generate", "quiet", *SMALL)
+    assert done.exit_code == 2 and "give either a trace file or --generate" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

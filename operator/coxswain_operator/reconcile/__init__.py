@@ -32,7 +32,7 @@ from coxswain_operator.views import retry_requested
 __all__ = ["Decision", "Observed", "Settings", "reconcile"]
 
 
-_PODLESS = ("Suspending", "Suspended", "Completed", "Failed")
+_PODLESS = ("Suspending", "Suspended", "Completed", "Failed")  # no pod of the start is to come
 
 
 def reconcile(observed: Observed, now: float, settings: Settings | None = None) -> Decision:
@@ -79,15 +79,14 @@ def conclude(ctx: Context, result: PolicyResult) -> Decision:
     )
     due = due_at(old, new, ctx.now)
     wakes = (*result.requeue_times, *deadlines.requeue_times(ctx), due)
+    current = "" if result.state in _PODLESS else _group(ctx)
     return Decision(
         (
             *(_write(ctx, new) if due <= ctx.now else ()),
             *result.deletes,
             *result.creates,
-            *queueing.release_groups(ctx.kept_pods, "" if result.state in ("Suspending", "Suspended") else _group(ctx)),
-            *queueing.release_workloads(
-                ctx.observed.admissions, ctx.observed.pods, "" if result.state in _PODLESS else _group(ctx)
-            ),
+            *queueing.release_groups(ctx.kept_pods, current),
+            *queueing.release_workloads(ctx.observed.admissions, ctx.observed.pods, current),
             *result.calls,
             *reported,  # before the events that follow from them
             *result.events,

@@ -16,8 +16,8 @@ from coxswain_operator.views import Event, retry_value
 
 
 def without_pods(ctx: Context) -> Context:
-    """The job as the retry begins it: what the ended attempt left is not of it."""
-    return dataclasses.replace(ctx, observed=dataclasses.replace(ctx.observed, pods=(), report=None))
+    """The job as the retry begins it: pods of the ended attempt, and so the report of its coordinator, are not of it."""
+    return dataclasses.replace(ctx, observed=dataclasses.replace(ctx.observed, pods=()))
 
 
 def reopen(ctx: Context) -> PolicyResult:

@@ -1,0 +1,61 @@
+"""Children that are no pods: what is replaced, once, and what pods wait for."""
+
+from __future__ import annotations
+
+import pytest
+
+from coxswain_operator.children import CONTENT
+from tests.unit.fake_cluster import FakeCluster
+from tests.unit.test_reconcile_lifecycle import RESTART_JOB, passes, running
+
+
+def stale(world: FakeCluster, kind: str, name: str) -> str:
+    """As another release of the operator would have made it; returns its uid."""
+    meta = world.objects[kind, name]["metadata"]
+    meta["annotations"][CONTENT] = "other"
+    return str(meta["uid"])
+
+
+def deletions(world: FakeCluster) -> list[str]:
+    """Names that are deleted from now on, once for each request."""
+    found: list[str] = []
+    world.before_call = lambda verb, what: found.append(what) if verb == "delete" else None
+    return found
+
+
+@pytest.mark.parametrize("kind", ["Service", "NetworkPolicy", "PodDisruptionBudget"])
+async def test_a_child_that_a_finalizer_keeps_is_deleted_once_and_made_again_when_it_is_gone(kind: str) -> None:
+    world = await running()
+    uid = stale(world, kind, "demo")
+    world.objects[kind, "demo"]["metadata"]["finalizers"] = ["example.com/slow"]
+    asked = deletions(world)
+    await passes(world)
+    assert asked == ["demo"] and world.objects[kind, "demo"]["metadata"]["uid"] == uid
+    del world.objects[kind, "demo"]
+    await passes(world)
+    assert world.objects[kind, "demo"]["metadata"]["uid"] != uid
+
+
+async def test_a_config_map_of_the_attempt_before_that_a_finalizer_keeps_is_deleted_once() -> None:
+    world = await running(failurePolicy={"rules": [RESTART_JOB]})
+    (name,) = (name for kind, name in world.objects if kind == "ConfigMap" and name.startswith("demo-config-"))
+    world.objects["ConfigMap", name]["metadata"]["finalizers"] = ["example.com/slow"]
+    world.edit("TrainingJob", "demo", optimizer={"learningRate": "1e-4"})
+    world.end(world.pod("trainer-0") or {}, 7)
+    asked = deletions(world)
+    await passes(world, 8)
+    assert asked.count(name) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "starts"), [("PodDisruptionBudget", True), ("Service", False), ("NetworkPolicy", False)]
+)
+async def test_a_lost_pod_waits_for_a_child_that_is_replaced_but_not_for_the_budget_which_no_pod_reads(
+    kind: str, starts: bool
+) -> None:
+    world = await running()
+    stale(world, kind, "demo")
+    world.objects[kind, "demo"]["metadata"]["finalizers"] = ["example.com/slow"]
+    world.vanish(world.pod("trainer-1") or {})
+    await passes(world)
+    assert (world.pod("trainer-1") is not None) is starts

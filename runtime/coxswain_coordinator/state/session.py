@@ -105,6 +105,15 @@ class Session:
         return self._begun
 
     @property
+    def waits(self) -> bool:
+        """Whether no rank can be in the open step: it has no plan, or ranks are to leave before it. With a plan one may be: a rank
+        that cannot reach the coordinator begins it without a directive."""
+        if self.begun >= self.book.open:
+            return False
+        leaves = self.ending is not None or (self.move is not None and self.move.decided)
+        return leaves or self.open_plan() is None
+
+    @property
     def started(self) -> bool:
         """Whether every rank has restored its state: a step is done. An adopted world may have done it before."""
         return self.book.open > self._first or (self.adopted and self._begun >= self._first)

@@ -138,6 +138,14 @@ async def test_an_agent_whose_workers_are_in_a_former_world_is_missing_until_the
         assert lead.state.registry.missing("trainer", 2) == []
 
 
+async def test_an_agent_whose_workers_have_left_a_newer_world_is_no_member_of_the_one_before(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        before = lead.state.registry.member("trainer", "trainer-1")
+        with pytest.raises(Retryable, match="generation 2 is newer"):
+            lead.state.register(replace(agents(2)[1], left=2))
+        assert lead.state.registry.member("trainer", "trainer-1") == before
+
+
 @pytest.mark.parametrize("lost", ["", "the network broke"])
 async def test_a_coordinator_that_was_replaced_makes_no_worker_leave_the_world_of_its_successor(tmp_path, lost):
     """Before, it answered with an order to leave, as to a world that is over, to each agent that still reached it."""

@@ -138,6 +138,16 @@ def test_a_hang_in_a_step_that_ranks_have_begun_alone_is_found(tmp_path):
     assert (second, found.partition(";")[0]) == (61, "step 2 has not ended for 61 s (limit 60 s)")
 
 
+def test_a_hang_in_a_step_that_has_begun_is_found_although_this_coordinator_has_not_read_its_plan(tmp_path):
+    world, watch = watched(tmp_path)
+    del world._plans[1]
+    for second in range(1000):
+        world.last_heard = dict.fromkeys(range(2), float(second))
+        if watch.judge(world, [0.1], float(second), PLACE):
+            break
+    assert second == 61
+
+
 @pytest.mark.parametrize("ends", ["Suspended", "Moved"])
 def test_a_step_that_no_rank_is_to_begin_is_not_late(tmp_path, ends):
     world, watch = watched(tmp_path)

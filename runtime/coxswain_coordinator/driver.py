@@ -162,6 +162,9 @@ class Driver:
             self._claim.check()
         await self._end_garbage(wait=False)
         await self._end_planning()
+        if run.is_doubtful:
+            run.is_doubtful = False
+            await self._store_call(self._log.check_current, run.generation)
         if (end := self._ended()) is not None:
             run.finish(end)
             return True

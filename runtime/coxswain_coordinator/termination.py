@@ -25,7 +25,7 @@ def stopped_idle(
     stop: StopRequest | None, session: Session | None, manifest: CheckpointManifest | None
 ) -> Finished | None:
     """The end of a job that is stopped without a world: it keeps the newest checkpoint."""
-    if stop is None or stop.at_step >= 0 or (session is not None and (not session.lost or session.planned)):
+    if stop is None or stop.at_step >= 0 or (session is not None and not session.lost):
         return None
     return _suspended(manifest.step if manifest else 0)
 

@@ -51,6 +51,19 @@ async def test_a_worker_that_ends_after_it_has_left_a_lost_world_holds_nothing_a
         assert ([held.device for held in again.held], again.left, again.generation) == ([1], 1, 0)
 
 
+@pytest.mark.parametrize("code", [0, 3])
+async def test_after_a_good_end_the_agent_does_not_wait_for_workers_that_are_in_no_world(tmp_path, coordinator, code):
+    """As at a stop behind a loss or a planned change. They get no directive, so before, it waited for them for 20 s."""
+    async with Started(coordinator.url, tmp_path, "while True: take()") as started:
+        coordinator.publish(world(1))
+        pids = [w["pid"] for w in await workers(tmp_path, 1, 2)]
+        coordinator.lose(1)
+        await workers_out(coordinator, 1)
+        coordinator.finish(code)
+        assert await asyncio.wait_for(started.running, 10) == code
+        assert not any(is_alive(pid) for pid in pids)
+
+
 async def test_an_agent_whose_workers_have_left_waits_for_the_next_world_and_registers_no_more(tmp_path, coordinator):
     async with Started(coordinator.url, tmp_path, "while True: take()"):
         coordinator.publish(world(1))

@@ -128,6 +128,17 @@ def test_a_world_left_for_a_change_of_the_coordinator_before_is_not_over_before_
     assert s.moved
 
 
+def test_a_rank_follows_its_peers_into_a_change_of_the_coordinator_before_also_where_a_stop_has_come_since(tmp_path):
+    """Before, it was sent to its end: its peers waited for the next world, so the stop waited for their exit, half a minute."""
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.adopted = True
+    s.request_stop(-1)
+    s.adopt_move(3)
+    assert [s.directive(k).end for k in (3, 3)] == ["Moved", "Moved"]
+    assert s.ending is None
+
+
 @pytest.mark.parametrize(("open_", "wanted"), [(1, 5), (2, 6), (3, 6)])
 def test_the_last_plan_waits_for_the_reports_of_the_step_before_the_one_that_runs(tmp_path, open_, wanted):
     s = session(make_job(tmp_path))

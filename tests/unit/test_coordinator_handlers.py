@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain import wire
-from coxswain.errors import Refused, Stale
+from coxswain.errors import Refused, Retryable, Stale
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
 from coxswain_link.job_ended import JobEnded
@@ -103,6 +103,22 @@ async def test_a_rank_of_a_world_that_this_coordinator_does_not_know_yet_begins_
         assert await handlers(lead).step(call(1, wait=20, step=5), None) == replace(alone, step=5)
 
 
+async def test_a_rank_that_only_a_newer_larger_world_has_is_no_users_fault(tmp_path):
+    """Before, a coordinator that was replaced refused it (WrongRank): the worker exited with 2, and the job failed."""
+    async with training(small(tmp_path)) as lead:
+        assert (await handlers(lead).step(call(2, wait=20, step=2, rank=7), None)).plan is None
+        with pytest.raises(Refused, match="rank 7: generation 1 has 2 ranks"):
+            await handlers(lead).step(call(1, wait=20, step=2, rank=7), None)
+
+
+async def test_the_exit_of_a_worker_of_a_newer_world_does_not_end_the_job_of_a_coordinator_that_was_replaced(tmp_path):
+    """Before, it answered every caller with that end, also workers of its successor's world."""
+    async with training(small(tmp_path)) as lead:
+        with pytest.raises(Retryable, match="generation 2 is newer than this coordinator's"):
+            await handlers(lead).exit(call(), wire.WorkerExit(2, "trainer-0", 0, 0, 2))
+        assert lead.state.fault is None
+
+
 async def test_a_directive_wakes_the_driver_which_may_have_to_plan_further(tmp_path):
     async with training(small(tmp_path)) as lead:
         before = lead.state.notifier.count
@@ -125,12 +141,11 @@ async def test_the_rendezvous_of_this_generation_is_given_to_those_that_wait_for
         later(lambda: asyncio.ensure_future(handlers(lead).publish_rendezvous(call(), here)))
         assert await handlers(lead).rendezvous(call(1, wait=20, generation=1), None) == here
         assert float(looptime) - began == 3
-        for refused in (
-            handlers(lead).publish_rendezvous(call(), wire.Rendezvous(2, "10.0.0.7", 6)),
-            handlers(lead).rendezvous(call(wait=20, generation=2), None),
-        ):
-            with pytest.raises(Stale):
-                await refused
+        for generation, error in ((0, Stale), (2, Retryable)):
+            with pytest.raises(error):
+                await handlers(lead).publish_rendezvous(call(), wire.Rendezvous(generation, "10.0.0.7", 6))
+            with pytest.raises(error):
+                await handlers(lead).rendezvous(call(wait=20, generation=generation), None)
         assert lead.state.session.rendezvous == here
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,7 +12,7 @@ from coxswain.errors import Retryable, Stale
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import report_of
-from tests.unit.coordinator_lead import Lead, in_the_second_world, served_of, small, training
+from tests.unit.coordinator_lead import Lead, in_the_second_world, newer_generation, served_of, small, training
 from tests.unit.coordinator_samples import agents
 from tests.unit.test_coordinator_checkpoints import shard
 
@@ -26,12 +28,13 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-@pytest.mark.parametrize("generation", [0, 2])
-async def test_a_message_of_another_generation_changes_nothing(tmp_path, message, generation):
+@pytest.mark.parametrize(("generation", "error"), [(0, Stale), (2, Retryable)])
+async def test_a_message_of_another_generation_changes_nothing(tmp_path, message, generation, error):
+    """One of a newer generation comes from a world of the coordinator that has replaced this one: its sender is not stale."""
     async with training(small(tmp_path)) as lead:
         session = lead.state.session
         plan = session.open_plan()
-        with pytest.raises(Stale, match=f"generation {generation} is not the current one"):
+        with pytest.raises(error, match=f"generation {generation} is n"):
             MESSAGES[message](lead.state, generation)
         assert session.book.missing_ranks() == [0, 1]
         assert session.book.missing_digests(plan) == len(plan.sequences)
@@ -125,12 +128,49 @@ async def test_the_exit_of_a_worker_from_a_world_that_is_over_does_not_end_the_n
         assert lead.state.fault.message == "rank 1 on trainer-1 left with code 2"
 
 
-@pytest.mark.parametrize("behind", [1, 7])
-async def test_an_agent_whose_workers_are_in_another_world_is_missing_until_they_have_left_it(tmp_path, behind):
+async def test_an_agent_whose_workers_are_in_a_former_world_is_missing_until_they_have_left_it(tmp_path):
     async with training(small(tmp_path)) as lead:
         await in_the_second_world(lead)
-        member = replace(agents(2)[1], generation=behind)
-        assert lead.state.register(member) == wire.Registered(2, lost=behind)
+        member = replace(agents(2)[1], generation=1)
+        assert lead.state.register(member) == wire.Registered(2, lost=1)
         assert lead.state.registry.missing("trainer", 2) == ["trainer-1"]
-        lead.state.register(replace(member, generation=0, left=behind))
+        lead.state.register(replace(member, generation=0, left=1))
         assert lead.state.registry.missing("trainer", 2) == []
+
+
+async def test_an_agent_whose_workers_have_left_a_newer_world_is_no_member_of_the_one_before(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        before = lead.state.registry.member("trainer", "trainer-1")
+        with pytest.raises(Retryable, match="generation 2 is newer"):
+            lead.state.register(replace(agents(2)[1], left=2))
+        assert lead.state.registry.member("trainer", "trainer-1") == before
+
+
+@pytest.mark.parametrize("lost", ["", "the network broke"])
+async def test_a_coordinator_that_was_replaced_makes_no_worker_leave_the_world_of_its_successor(tmp_path, lost):
+    """Before, it answered with an order to leave, as to a world that is over, to each agent that still reached it."""
+    async with training(small(tmp_path)) as lead:
+        if lost:
+            lead.state.mark_world_lost(lost)
+        before = lead.state.registry.missing("trainer", 2)
+        with pytest.raises(Retryable, match="generation 2 is newer than this coordinator's, which is 1"):
+            lead.state.register(replace(agents(2)[1], generation=2))
+        assert (lead.state.leaving, lead.state.registry.missing("trainer", 2)) == (set(), before)
+
+
+async def test_a_coordinator_that_hears_of_a_newer_world_looks_at_its_fence_at_once(tmp_path, looptime):
+    """Before, it kept answering until it next recorded something: 30 s of silent ranks, or the next checkpoint."""
+    async with training(small(tmp_path)) as lead:
+        newer_generation(lead.store, lead.state.session.record)
+        with pytest.raises(Retryable):
+            lead.state.heartbeat(2, 0)
+        with pytest.raises(Stale, match="another coordinator has created generation 2"):
+            await asyncio.wait_for(lead.work, 60)
+        assert float(looptime) < 2
+
+
+async def test_a_coordinator_goes_on_where_no_other_one_has_made_the_newer_world_of_a_message(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        with pytest.raises(Retryable):
+            lead.state.heartbeat(7, 0)
+        await lead.saved(3)

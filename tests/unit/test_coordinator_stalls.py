@@ -113,13 +113,52 @@ def test_the_clock_of_a_step_whose_plan_comes_late_runs_once_it_has_begun(tmp_pa
     world, watch = watched(tmp_path)
     world.book.open = 2
     world.book.add_delivered(DeliveredDigests(1, 2, ((0, "aa"), (1, "bb"))))
+    plan = world._plans.pop(2)
     for second in range(1000):
         world.last_heard = dict.fromkeys(range(2), float(second))
         if second == 300:
+            world._plans[2] = plan
             world.begin(2)
         if found := watch.judge(world, [0.1], float(second), PLACE):
             break
     assert (second, found.partition(";")[0]) == (360, "step 2 has not ended for 61 s (limit 60 s)")
+
+
+def test_a_hang_in_a_step_that_ranks_have_begun_alone_is_found(tmp_path):
+    """They could not reach the coordinator for 5 s, and the same outage cost them their peers. No rank asks for what it is in, so
+    before, the step never counted as begun, and the world hung for ever."""
+    world, watch = watched(tmp_path)
+    world.book.open = 2
+    world.book.add_delivered(DeliveredDigests(1, 2, ((0, "aa"), (1, "bb"))))
+    assert world.begun == 1
+    for second in range(1000):
+        world.last_heard = dict.fromkeys(range(2), float(second))
+        if found := watch.judge(world, [0.1], float(second), PLACE):
+            break
+    assert (second, found.partition(";")[0]) == (61, "step 2 has not ended for 61 s (limit 60 s)")
+
+
+def test_a_hang_in_a_step_that_has_begun_is_found_although_this_coordinator_has_not_read_its_plan(tmp_path):
+    world, watch = watched(tmp_path)
+    del world._plans[1]
+    for second in range(1000):
+        world.last_heard = dict.fromkeys(range(2), float(second))
+        if watch.judge(world, [0.1], float(second), PLACE):
+            break
+    assert second == 61
+
+
+@pytest.mark.parametrize("ends", ["Suspended", "Moved"])
+def test_a_step_that_no_rank_is_to_begin_is_not_late(tmp_path, ends):
+    world, watch = watched(tmp_path)
+    world.book.open = 2
+    world.book.add_delivered(DeliveredDigests(1, 2, ((0, "aa"), (1, "bb"))))
+    world.request_stop(2) if ends == "Suspended" else world.request_move("trainer-2 joined")
+    assert world.directive(2).end == ends
+    world.mark_saved(2)
+    for second in range(1000):
+        world.last_heard = dict.fromkeys(range(2), float(second))
+        assert watch.judge(world, [0.1], float(second), PLACE) == ""
 
 
 @pytest.mark.parametrize(("evaluates", "found"), [(False, 61), (True, START + 61)])

@@ -106,6 +106,41 @@ async def test_a_stop_of_a_lost_world_whose_steps_are_all_saved_waits_for_nothin
         assert ((await lead.work).message, float(looptime) - began) == ("suspended before step 3", 0)
 
 
+@pytest.mark.parametrize(("saves", "seconds"), [(True, 0), (False, 15)])
+async def test_a_stop_behind_a_planned_change_waits_no_longer_for_a_trainer_that_is_lost_than_behind_a_loss(
+    tmp_path, looptime, saves, seconds
+):
+    """Before, it waited as long as the trainer stayed away, though all may have been saved."""
+    async with training(small(tmp_path, min_trainers=2)) as lead:
+        await lead.close(0, 1)
+        session = lead.state.session
+        session.request_move("trainer-2 joined", saves=saves)
+        assert session.directive(2).end == "Moved"
+        if saves:
+            lead.save(2, 0, 1, end="Moved")
+        lead.state.notifier.notify()
+        await lead.until(lambda: session.lost)
+        register(lead, holds(lead, 2)[0])
+        suspend(lead)
+        finished = await asyncio.wait_for(lead.work, 600)
+        assert (finished.message, float(looptime)) == (f"suspended before step {2 if saves else 0}", seconds)
+
+
+async def test_a_stop_behind_a_planned_change_saves_what_workers_hold(tmp_path):
+    async with training(small(tmp_path, min_trainers=2)) as lead:
+        await lead.close(0, 1)
+        session = lead.state.session
+        session.request_move("trainer-2 joined")
+        assert session.directive(2).end == "Moved"
+        lead.state.notifier.notify()
+        await lead.until(lambda: session.lost)
+        suspend(lead)
+        await asyncio.sleep(2)
+        register(lead, *holds(lead, 2))
+        await begun(lead, 2)
+        await saved_and_suspended(lead, 2)
+
+
 async def at_a_stop(lead: Lead) -> None:
     """Rank 0 has saved its part and left; rank 1 still writes its own."""
     await lead.close(0, 1)

@@ -189,8 +189,10 @@ class Handlers:
         found = await self._wait(request, directive, Topic.PLANS, early=alone)
         self._state.notifier.notify(Topic.ANY)
         session = self._state.session
-        cut = cut_for(session, rank, request.query.get("trainer")) if session else None
-        return session.part_of(found, cut, rank) if session and found and cut else found
+        if session is None or found is None or found is alone:
+            return found  # nothing of a plan: the rank may be of a newer, larger world
+        cut = cut_for(session, rank, request.query.get("trainer"))
+        return session.part_of(found, cut, rank) if cut else found
 
     async def served(self, _: web.Request, body: DeliveredDigests) -> Ack:
         self._state.add_delivered(body)

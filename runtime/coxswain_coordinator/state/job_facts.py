@@ -65,6 +65,7 @@ class JobFacts:
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
         self._checkpoint_events = CheckpointEvents(clock, self.record_event)
         self.session: Session | None = None
+        self.is_doubtful = False  # a member of a newer world has called: another coordinator may have replaced this one
         self._early_exit: WorkerExit | None = None  # the last that was reported before there was a world
         self.leaving = set[str]()  # agents that make their workers leave a world that is over
         self.best = 0  # the highest step ever closed in this process, plus one
@@ -110,13 +111,22 @@ class JobFacts:
     def current_session(self, generation: int) -> Session:
         """The session that a message of this generation is for.
 
-        Raises Stale when it is another one.
+        Raises Stale when that world is over, Retryable when there is none yet or another coordinator has made it.
         """
         if self.session is None:
             raise Retryable("there is no world yet; the coordinator has just started")
+        self.check_newest(generation)
         if generation != self.generation:
             raise Stale(f"generation {generation} is not the current one ({self.generation})")
         return self.session
+
+    def check_newest(self, generation: int) -> None:
+        """Raises Retryable for a member of a newer world, which another coordinator must have made: its call is meant for that
+        one. The driver then looks at the fence."""
+        if self.session is not None and generation > self.generation:
+            self.is_doubtful = True
+            self.notifier.notify(Topic.ANY)
+            raise Retryable(f"generation {generation} is newer than this coordinator's, which is {self.generation}")
 
     def wait_for_claim(self, words: str) -> None:
         self.awaited_claim = words

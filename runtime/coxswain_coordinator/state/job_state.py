@@ -42,6 +42,7 @@ class JobState(JobSteps):
             raise Stale(f"pod {member.pod} has read ConfigMap {member.config}, and this attempt has {self.config}")
         if successor := self.registry.successor(member):
             raise Stale(f"pod {member.pod} was replaced by {successor}, which has registered")
+        self.check_newest(max(member.generation, member.left or 0))
         arrival = self.registry.register(member)
         if (
             member.role == "loader"
@@ -143,8 +144,9 @@ class JobState(JobSteps):
     def add_exit(self, exit_: WorkerExit) -> None:
         """Records the end of a worker.
 
-        A user's fault ends the job in any generation; another failure costs the world.
+        A user's fault ends the job in any generation that is not newer; another failure costs the world.
         """
+        self.check_newest(exit_.generation)
         count_exit(self.metrics, exit_)
         session = self.session
         if session is None:  # the world that its agent reported is lost

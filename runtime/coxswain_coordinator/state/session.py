@@ -105,6 +105,15 @@ class Session:
         return self._begun
 
     @property
+    def waits(self) -> bool:
+        """Whether no rank can be in the open step: it has no plan, or ranks are to leave before it. A rank that cannot reach the
+        coordinator begins a step with a plan without a directive."""
+        if self.begun >= self.book.open:
+            return False
+        leaves = self.ending is not None or (self.move is not None and self.move.decided)
+        return leaves or self.open_plan() is None
+
+    @property
     def started(self) -> bool:
         """Whether every rank has restored its state: a step is done. An adopted world may have done it before."""
         return self.book.open > self._first or (self.adopted and self._begun >= self._first)
@@ -242,9 +251,12 @@ class Session:
     def _end(self, step: int) -> End:
         if step >= self.end_step:
             return "Completed"
+        moves = self.move is not None and step >= self.move.step
+        if moves and self.move is not None and self.move.decided:  # a peer has left: the stop is the next world's
+            return "Moved"
         if self.stop_at is not None and step >= self.stop_at:
             return "Suspended"
-        return "Moved" if self.move is not None and step >= self.move.step else ""
+        return "Moved" if moves else ""
 
     def request_move(self, why: str, saves: bool = False) -> bool:
         """Ends this world before the first step that has not begun, for a planned change. `saves`: with a checkpoint.

@@ -139,7 +139,7 @@ class StallDetector:
         if not session.started:
             return slow_start(late, now - self._since, self._start)
         plan = session.open_plan()
-        if session.begun < session.book.open:
+        if session.waits:
             self._waited = now
             return ""
         undelivered = session.book.missing_digests(plan) if plan else 0

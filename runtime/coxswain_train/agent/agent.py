@@ -263,10 +263,11 @@ class Agent:
         return self._oom
 
     async def _leave(self, finished: Finished) -> int:
-        """Waits for workers after a good end, of which their directives say so; else they may wait for lost peers."""
+        """Waits after a good end for workers that are in a world: their directives say so. Else they may wait for lost peers."""
         log.info("the job has ended: %s: %s", finished.reason, finished.message)
-        if self._workers and finished.exit_code in (Exit.DONE, Exit.STOPPED):
-            await asyncio.wait(self._workers.values(), timeout=_LAST_WORK)
+        inside = [watch for worker, watch in self._workers.items() if worker.left is None]
+        if inside and finished.exit_code in (Exit.DONE, Exit.STOPPED):
+            await asyncio.wait(inside, timeout=_LAST_WORK)
         return end_as(finished, self._env)
 
     async def _stop_worker(self, worker: WorkerHandle) -> None:

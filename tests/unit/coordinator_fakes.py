@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -59,6 +60,7 @@ def make_job(folder: Path, **changes: object) -> JobConfig:
     return msgspec.structs.replace(job, **changes)
 
 
+@cache
 def block_of(source: str, ordinal: int) -> BlockEntry:
     lengths = lengths_of(source, ordinal)
     return BlockEntry(
@@ -252,9 +254,13 @@ def store_of(job: JobConfig) -> Store:
     store = open_store(job.checkpoint.uri, create=True)
     for source in job.mix.sources:
         for b in range(BLOCKS):
-            lengths = lengths_of(source.name, b)
-            store.put(object_key(f"{source.name}{b}"), encode(BlockIndex(np.arange(SAMPLES), lengths, np.zeros(0))))
+            store.put(object_key(f"{source.name}{b}"), encoded_index(source.name, b))
     return store
+
+
+@cache
+def encoded_index(source: str, ordinal: int) -> bytes:
+    return encode(BlockIndex(np.arange(SAMPLES), lengths_of(source, ordinal), np.zeros(0)))
 
 
 @contextlib.asynccontextmanager

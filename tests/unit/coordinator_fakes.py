@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -59,6 +60,7 @@ def make_job(folder: Path, **changes: object) -> JobConfig:
     return msgspec.structs.replace(job, **changes)
 
 
+@cache
 def block_of(source: str, ordinal: int) -> BlockEntry:
     lengths = lengths_of(source, ordinal)
     return BlockEntry(
@@ -112,13 +114,25 @@ class Cluster:
         return world
 
     async def register(self, role: str, name: str, devices: int = 0) -> None:
-        incarnation = self.incarnations.get(name, 0)
-        pod, instance = f"demo-{name}-{incarnation}", f"{role}-{name}-{self.instance}-{incarnation}"
+        pod, instance = f"demo-{name}-{self.incarnations.get(name, 0)}", self.instance_of(role, name)
         member = wire.Register(role, name, pod, instance, "127.0.0.1", 7, devices)
         await self.client.post("/v1/register", member, wire.Registered)
 
+    def instance_of(self, role: str, name: str) -> str:
+        return f"{role}-{name}-{self.instance}-{self.incarnations.get(name, 0)}"
+
+    @contextlib.asynccontextmanager
+    async def until_end(self, role: str, name: str) -> AsyncIterator[None]:
+        """Leaves at the end of the job and acknowledges it as the service: the coordinator waits for that for some seconds."""
+        try:
+            yield
+        except JobEnded:
+            instance = self.instance_of(role, name)
+            with contextlib.suppress(JobEnded):
+                await self.client.get("/v1/world", wire.World, after=0, wait=0, instance=instance)
+
     async def _loader(self, index: int) -> None:
-        with contextlib.suppress(JobEnded):
+        async with self.until_end("loader", f"loader-{index}"):
             await self.register("loader", f"loader-{index}")
             shares = await self.client.get("/v1/shares", wire.Shares, loader=f"loader-{index}", wait=30)
             for share in shares.shares:
@@ -133,7 +147,7 @@ class Cluster:
 
     async def _constructor(self, index: int) -> None:
         """Delivers all sequences whose first token lies on a replica of its trainer."""
-        with contextlib.suppress(JobEnded):
+        async with self.until_end("constructor", f"trainer-{index}"):
             await self.register("constructor", f"trainer-{index}")
             generation = 0
             while True:
@@ -161,16 +175,16 @@ class Cluster:
         workers: list[asyncio.Task[None]] = []
         generation = 0
         try:
-            while True:
-                await self.register("trainer", name, self.job.devices_per_trainer)
-                world = await self.client.get("/v1/world", wire.World, after=generation, wait=5)
-                if world is None:
-                    continue
-                await _cancel(workers)
-                generation = world.generation
-                seats = [s for s in world.seats if s.device.trainer == index]
-                workers = [asyncio.create_task(self._worker(world, s, name)) for s in seats]
-        except JobEnded:
+            async with self.until_end("trainer", name):
+                while True:
+                    await self.register("trainer", name, self.job.devices_per_trainer)
+                    world = await self.client.get("/v1/world", wire.World, after=generation, wait=5)
+                    if world is None:
+                        continue
+                    await _cancel(workers)
+                    generation = world.generation
+                    seats = [s for s in world.seats if s.device.trainer == index]
+                    workers = [asyncio.create_task(self._worker(world, s, name)) for s in seats]
             await asyncio.gather(*workers)
         finally:
             await _cancel(workers)
@@ -240,9 +254,13 @@ def store_of(job: JobConfig) -> Store:
     store = open_store(job.checkpoint.uri, create=True)
     for source in job.mix.sources:
         for b in range(BLOCKS):
-            lengths = lengths_of(source.name, b)
-            store.put(object_key(f"{source.name}{b}"), encode(BlockIndex(np.arange(SAMPLES), lengths, np.zeros(0))))
+            store.put(object_key(f"{source.name}{b}"), encoded_index(source.name, b))
     return store
+
+
+@cache
+def encoded_index(source: str, ordinal: int) -> bytes:
+    return encode(BlockIndex(np.arange(SAMPLES), lengths_of(source, ordinal), np.zeros(0)))
 
 
 @contextlib.asynccontextmanager

@@ -15,16 +15,17 @@ import msgspec
 from aiohttp import web
 
 from coxswain import wire
-from coxswain.config import JobConfig, MixConfig
+from coxswain.config import JobConfig, MixConfig, ModelConfig, ParallelConfig
 from coxswain.errors import Retryable
 from coxswain.layout import Layout
+from coxswain.plan.step import plan_step
 from coxswain.plan.values import Placement
 from coxswain.planlog import membership_key
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
 from coxswain_coordinator.driver import Driver, Edits
-from coxswain_coordinator.planning.placers import Speeds, place_step
+from coxswain_coordinator.planning.placers import Speeds
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.http_client import AsyncClient, _Again, _read
@@ -42,16 +43,17 @@ AWAY = 1.0  # until the next coordinator starts
 MOST_UNSAVED = 4  # steps; with a checkpoint every third one they never are that many
 LATENCY = 1 / 64  # of a call. A power of two: sums are exact, so the order of events is fixed
 
-_placed = cache(
-    lambda lengths, layout, job, speeds: place_step(
-        list(lengths), layout, msgspec.json.decode(job, type=JobConfig), speeds
-    )
-)
+_SETTINGS = msgspec.json.Decoder(tuple[ParallelConfig, ModelConfig])
+
+
+@cache
+def _placed(lengths: tuple[int, ...], layout: Layout, settings: bytes, speeds: Speeds) -> Placement:
+    return plan_step(lengths, layout, *_SETTINGS.decode(settings), speeds or None)
 
 
 def planner(lengths: list[int], layout: Layout, job: JobConfig, speeds: Speeds) -> Placement:
-    found: Placement = _placed(tuple(lengths), layout, msgspec.json.encode(job), speeds)
-    return found
+    """Places as `place_step` does. Each simulation has another folder in its job: what a plan depends on is the key."""
+    return _placed(tuple(lengths), layout, msgspec.json.encode((job.parallelism, job.model)), speeds)
 
 
 class InTurn(StoreExecutor):

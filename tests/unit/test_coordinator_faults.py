@@ -111,7 +111,7 @@ async def test_a_source_that_cannot_be_indexed_ends_the_job_by_name(tmp_path):
         fault = wire.Fault("SourceNotFound", "source 'code': no objects under file:///code")
         await c.client.post("/v1/indexed", wire.Indexed(shares.shares[0], (), fault=fault))
         with pytest.raises(JobEnded, match="SourceNotFound: source 'code': no objects"):
-            await c.client.get("/v1/world", wire.World, after=0, wait=30)
+            await c.client.get("/v1/world", wire.World, after=0, wait=30, instance=c.instance_of("loader", "loader-0"))
         assert (await drive).exit_code == 2
 
 

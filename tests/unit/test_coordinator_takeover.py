@@ -178,7 +178,7 @@ async def continue_world(c, world: wire.World, generation: int) -> None:
                 await c.client.get("/v1/world", wire.World, after=world.generation, wait=1, instance="i")
 
     async def constructor(index: int) -> None:
-        with contextlib.suppress(JobEnded):
+        async with c.until_end("constructor", f"trainer-{index}"):
             await c.register("constructor", f"trainer-{index}")
             await c._deliver(world, index)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -282,7 +283,22 @@ async def test_a_source_that_has_used_up_its_passes_is_named_with_the_step_in_wh
         report = await c.play()
         (left,) = of_reason(report, "SourceExhausted")
         last = max(step for step, line in c.steps().items() if line.tokens_by_source.get("docs"))
-    assert left == f"docs has left the mix in step {last}: its maxPasses, 1, are used up"
+    assert left == f"docs has left the mix in step {last}: passes done 1, and its maxPasses allows no more"
+
+
+async def test_a_source_whose_limit_an_edit_lowers_below_what_it_has_done_leaves_with_the_passes_that_it_has_done(
+    tmp_path,
+):
+    job = edited(make_job(tmp_path, stop_steps=60), 1, 1000)
+    asked: list[MixConfig | None] = [*[None] * 4, edited(job, 1, 1000, passes=1).mix]
+    async with cluster(job, tmp_path, edits=lambda: asked.pop(0) if asked else None) as c:
+        report = await c.play()
+    (edit,) = of_reason(report, "MixChanged")
+    step = edit.partition("from step ")[2].partition(" ")[0]
+    left = of_reason(report, "SourceExhausted")[0]
+    assert re.fullmatch(
+        rf"docs has left the mix in step {step}: passes done [2-9], and its maxPasses allows no more", left
+    )
 
 
 async def test_a_mix_without_limits_never_names_a_source_as_used_up(tmp_path):

@@ -194,6 +194,12 @@ def test_the_delivered_digest_depends_on_sequence_position_and_token(sequence, p
     )
 
 
+def test_no_token_counts_in_the_delivered_digest_as_another_one_at_another_place_or_of_another_sequence():
+    at = [(s, p, t) for s in range(12) for p in range(8) for t in range(32)]
+    found = {digests.delivered(s, np.array([p]), np.array([t])) for s, p, t in at}
+    assert len(found) == len(at)
+
+
 def test_the_stream_digest_has_a_golden_value():
     sequence = Sequence("code", 0, 12, 0, 3, 9)
     token_digest = digests.tokens_digest(np.array([1, 2, 70_000]))

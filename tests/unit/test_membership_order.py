@@ -63,3 +63,12 @@ def test_the_blocks_of_a_window_are_named_to_be_fetched_before_its_first_draw_an
     order = PassOrder(7, view("code", [[5] * 3] * 4), 0)
     assert sorted(order.to_fetch(0)) == [0, 1, 2, 3]
     assert order.to_fetch(11) == []
+
+
+def test_blocks_that_a_draw_before_those_that_were_named_needs_are_named_again_and_empty_blocks_never():
+    """A coordinator that goes back to an earlier cursor, after the loss of a world, draws there again."""
+    order = PassOrder(7, view("code", [[5] * (n % 3) * 700 for n in range(4 * WINDOW)]), 0)
+    later = order.to_fetch(15_000)
+    again = order.to_fetch(0)
+    assert later and again and not set(later) & set(again)
+    assert all(block % 3 for block in [*later, *again])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coxswain.errors import Refused
 from coxswain.membership.order import SourceView
-from coxswain.membership.stream import initial_cursor, largest_deficit
+from coxswain.membership.stream import initial_cursor, largest_deficit, used_up
 from tests.unit.membership_fakes import random_view, steps, stream, view
 
 SEEDS = st.integers(0, 10_000)
@@ -209,3 +209,11 @@ GOLDEN = [
     [("docs", 0, 0, 6, 7), ("code", 0, 0, 0, 3), ("docs", 0, 1, 0, 6), ("code", 0, 3, 0, 6), ("code", 0, 3, 6, 8)],
     [("code", 0, 2, 0, 4), ("docs", 0, 3, 0, 6), ("code", 1, 1, 0, 6), ("code", 1, 1, 6, 9), ("code", 1, 4, 0, 2)],
 ]
+
+
+def test_every_source_that_leaves_between_two_cursors_is_named_and_none_that_had_left_before():
+    s = stream([view(name, [[10] * 5]) for name in ("code", "docs", "web")], [1, 1, 1], tokens=30, passes=1)
+    cursors = [m.cursor for m in steps(replace(s, batch=msgspec.structs.replace(s.batch, tokens_per_step=150)), 1)]
+    _, end = replace(s, batch=msgspec.structs.replace(s.batch, tokens_per_step=150)).advance(cursors[0])
+    assert [c.name for c in used_up(cursors[0], end)] == ["code", "docs", "web"]
+    assert used_up(end, end) == []

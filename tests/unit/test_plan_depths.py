@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from coxswain.config import ModelConfig
 from coxswain.cost import constants_for
 from coxswain.cost.model import CostModel
 from coxswain.layout import Device, Layout, Replica, Stage
+from coxswain.plan import dealing
 from coxswain.plan.dealing import by_kind
 from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
 from coxswain.plan.pipelines.dispatch import end_of
@@ -99,3 +101,34 @@ def test_what_a_kind_got_before_is_not_planned_again() -> None:
     lengths = [TOKENS, 5000, 3000]
     by_kind(asking, problem_of(lengths, *ALONE, TOGETHER), deals=6)
     assert len(asked) == len(set(asked)) < 12
+
+
+def test_a_kind_ends_a_sequence_behind_its_fill_and_drain_or_those_of_a_longer_one_that_it_has() -> None:
+    """Four stages: three times the sequence's own 1.5 s, or what the longest one before it waits; at the least four times it."""
+    kind = dealing._Kind(speed=2.0, waits=3.0, work=[4.0], alone=[1.5])
+    assert dealing._end(kind, 4.0, 1.0, 0) == 2.0 + 4.5
+    assert dealing._end(kind, 4.0, 5.0, 0) == 2.0 + 5.0
+    assert dealing._end(kind, 0.5, 1.0, 0) == 4 * 1.5
+    assert dealing._end(replace(kind, later=2.0), 4.0, 1.0, 0) == 2 * 6.5
+
+
+def test_each_deal_takes_a_kind_for_as_much_later_as_it_ended_than_its_work_and_waits_alone_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not for what an earlier deal took it for times as much again."""
+    deal, dealt = dealing._deal, list[tuple[list[float], list[float]]]()
+
+    def recorded(problem: Problem, kinds: list[dealing._Kind]) -> tuple[dealing.Ints, list[float]]:
+        sequences, assumed = deal(problem, kinds)
+        dealt.append(([kind.later for kind in kinds], assumed))
+        return sequences, assumed
+
+    ends = iter([6.0, 3.0] * 9)
+    monkeypatch.setattr(dealing, "_deal", recorded)
+    monkeypatch.setattr(dealing, "_place", lambda *_: dealing._Placed([], next(ends)))
+    monkeypatch.setattr(dealing, "cache", lambda found: found)
+    problem = problem_of([2000, 1500, 1000, 700, 400], ALONE[0], TOGETHER)
+    dealing.by_kind(lambda _: [], problem, deals=4)
+    assert len(dealt) == 4 and dealt[0][0] == [1.0, 1.0]
+    for (_, assumed), (later, _) in pairwise(dealt):
+        assert later == [6.0 / assumed[0], 3.0 / assumed[1]]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coxswain.errors import Refused
@@ -293,6 +295,17 @@ def test_a_lost_device_costs_one_step_with_copies_and_those_since_the_checkpoint
     assert "restart" not in copies.seconds_lost
     assert without.seconds_lost["redone"] > 80 and without.seconds_lost["restart"] >= Settings().restart
     assert copies.goodput > without.goodput
+
+
+def test_of_several_losses_each_takes_the_steps_since_the_checkpoint_before_it_and_no_others() -> None:
+    """Steps of 10 s, a checkpoint each 100 s: of 25 steps 5 are done again, of the 7 behind them 2, of the next 12 again 4."""
+    made: Any = SimpleNamespace(healthy=SimpleNamespace(seconds=10.0, chains=()))
+    now: Any = Run(made, Trace(1, 1, 1e6, 0, ()), None, Settings(checkpoint=100.0))  # type: ignore[arg-type]
+    for steps, left, again in ((25, 20, 50.0), (7, 25, 70.0), (12, 33, 110.0)):
+        for _ in range(steps):
+            now._count(Measured(10.0, 10.0, np.ones(1), {}, ()))
+        now.redo()
+        assert (len(now.ends), now.lost["redone"]) == (left, again)
 
 
 def test_a_second_loss_before_the_first_is_known_takes_the_copies_and_the_checkpoint_is_used() -> None:

@@ -206,3 +206,20 @@ def test_a_whole_matrix_has_one_owner_and_loads_stay_even() -> None:
         spec.box(0, 1).elements for spec in parameter_specs(LLAMA, 32000)
     )
     assert max(owners.sizes()) <= 1.1 * np.mean(owners.sizes())
+
+
+def test_whole_matrices_go_the_largest_first_to_the_rank_that_owns_least_of_all_that_it_holds() -> None:
+    """Two small ones and then a large one would leave a rank with three times as much as the other."""
+    even = shards(whole({"a": (2, 4), "b": (2, 4), "c": (4, 4)}, 2), whole=lambda name: True)
+    assert even.sizes() == [16, 16]
+    mine, both = Holding(full_box("mine", (8, 4))), Holding(full_box("both", (2, 4)))
+    assert shards([(mine, both), (both,)], whole=lambda name: name == "both").sizes() == [32, 8]
+
+
+def test_a_part_of_a_matrix_that_one_rank_alone_holds_travels_beside_the_part_that_it_shares() -> None:
+    """Its gradient begins in the middle of the matrix's: a whole one is added up where a sole parameter begins."""
+    halves = shards([(Holding(full_box("w", (8, 2))),), (Holding(full_box("w", (4, 2))),)])
+    assert [cell.holders for cell in halves.cells] == [(0, 1), (0,)]
+    assert (halves.travels, halves.sole(0), halves.sole(1)) == ([True, True], {}, {})
+    alone = shards([(Holding(full_box("v", (3, 2))), Holding(full_box("w", (8, 2))))])
+    assert (alone.travels, alone.sole(0)) == ([False, False], {"v": 0, "w": 6})

@@ -156,6 +156,14 @@ def test_the_least_loaded_holder_sends_and_two_share_the_work() -> None:
     assert transfers(have, boxes_of(list(SHAPES), [whole(4)]), links(), 4, busy).sender.tolist() == [1]
 
 
+def test_what_a_device_alone_can_send_counts_when_a_sender_of_another_part_is_chosen() -> None:
+    sole, both = Box("a", (0, 0), SHAPES["a"]), Box("b", (0,), SHAPES["b"])
+    have, need = boxes_of(list(SHAPES), [(0, [sole, both]), (1, [both])]), boxes_of(list(SHAPES), [(4, [sole, both])])
+    busy = np.zeros(DEVICES)
+    assert transfers(have, need, links(), 4, busy).sender.tolist() == [0, 1]
+    assert busy[:2].tolist() == [12 * 8 * 4 / 1.0, 20 * 4 / 1.0]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_each_receiver_takes_from_the_least_loaded_holder_of_its_node_that_is_next_in_turn(seed: int) -> None:
     """Of so many holders that a sort which keeps no order among equals would mix them up."""

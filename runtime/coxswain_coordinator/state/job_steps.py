@@ -130,7 +130,7 @@ class JobSteps(JobFacts):
                 )
         self.tracking.add(line)
         for source in used_up(session.cursors[line.step], session.cursors[session.book.open]):
-            passes = f"its maxPasses, {source.epoch}, are used up"
+            passes = f"passes done {source.epoch}, and its maxPasses allows no more"
             self.record_event("SourceExhausted", f"{source.name} has left the mix in step {line.step}: {passes}")
         if session.book.open > self.best:
             self.best, self.failures = session.book.open, 0

@@ -1,0 +1,166 @@
+"""What a kind of replica costs besides its own work, and on what else a strategy depends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from coxswain.config import BatchConfig, ParallelConfig
+from coxswain.cost import load_constants
+from coxswain.cost.constants import MODELS, device_memory
+from coxswain.cost.memory import Workload
+from coxswain.flops import loss_layers
+from coxswain.plan.problem import Draft, make_problem
+from coxswain.plan.strategy.costs import after_tasks, kind_cost, stage_constants
+from coxswain.plan.strategy.judge import _kind_ends, step_seconds, trial_of
+from coxswain.plan.strategy.kinds import memory_refusals, most
+from coxswain.plan.strategy.machine import asked, machine_of
+from coxswain.plan.strategy.values import Kind, Machine
+
+WHOLE, BATCH = Kind(1, (32,)), BatchConfig(tokens_per_step=2**16, max_sequence_tokens=8192)
+
+
+def machine(trainers: tuple[int, ...] = (8, 8), **more: object) -> Machine:
+    values = {
+        "trainers": trainers, "model": MODELS["llama-7b"], "constants": load_constants("a100-80g"), "capacity": 8192,
+        "max_degree": 1024, "memory": device_memory("a100-80g"), **more,
+    }  # fmt: skip
+    return Machine(**values)  # type: ignore[arg-type]
+
+
+def linked(asked: Machine, inside: float, between: float) -> Machine:
+    """Links of so many GB/s."""
+    return replace(
+        asked, constants=msgspec.structs.replace(asked.constants, inside_node_gbps=inside, between_nodes_gbps=between)
+    )
+
+
+def test_a_tensor_group_repeats_the_sums_of_forward_where_it_recomputes() -> None:
+    """Over links that everything waits for: four sums a layer, six where both of forward come again."""
+    slow = linked(machine(), 1e-6, 1e-6)
+    none, selective, full = (
+        stage_constants(slow, Kind(2, (32,)), mode).linear_us_per_token for mode in ("None", "Selective", "Full")
+    )
+    assert selective == full == pytest.approx(1.5 * none, rel=1e-3)
+
+
+def test_the_sums_of_a_tensor_group_are_a_ring_all_reduce_of_four_activations_a_layer() -> None:
+    """2 (t - 1) / t of 4 x 32 layers x 4096 x 2 bytes, over 1 kB/s."""
+    found = stage_constants(linked(machine(), 1e-6, 1.0), Kind(4, (32,)), "None").linear_us_per_token
+    assert found == pytest.approx(1e6 * 1.5 * 4 * 32 * 4096 * 2 / 1e3, rel=1e-3)
+
+
+@pytest.mark.parametrize(("degree", "part"), [(1, 1.0), (2, 1 / 2), (4, 1 / 2), (8, 1 / 2)])
+def test_ranks_beyond_the_key_heads_pass_on_a_whole_one_each(degree: int, part: float) -> None:
+    two_heads = machine(model=msgspec.structs.replace(MODELS["llama-7b"], kv_heads=2))
+    found = stage_constants(two_heads, Kind(degree, (32,)), "None").kv_bytes_per_token
+    assert found == pytest.approx(part * two_heads.constants.kv_bytes_per_token)
+
+
+def test_a_task_takes_as_long_as_on_its_busiest_stage_with_the_loss_where_that_is_the_last() -> None:
+    plain, loss = machine(), loss_layers(MODELS["llama-7b"])
+    for layers, busiest in (((16, 16), 16 + loss), ((24, 8), 24), ((8, 24), 24 + loss)):
+        found = stage_constants(plain, Kind(1, layers), "None").attention_ns_per_token2
+        assert found == pytest.approx(plain.constants.attention_ns_per_token2 * busiest / (32 + loss))
+
+
+def test_gradients_of_several_trainers_travel_between_nodes_and_of_one_inside() -> None:
+    for trainers, link in (((8,), 300.0), ((4, 4), 30.0)):
+        fast, slow = (after_tasks(linked(machine(trainers), 300.0, between), WHOLE) for between in (30.0, 3.0))
+        assert (fast == slow) == (link == 300.0)
+
+
+@pytest.mark.parametrize(("devices", "node", "link"), [(2, 8, "inside"), (3, 8, "between")])
+def test_activations_pass_inside_a_node_where_whole_replicas_fill_it(devices: int, node: int, link: str) -> None:
+    kind = Kind(1, (11, 11, 10) if devices == 3 else (16, 16))
+    base = linked(machine((node,)), 1.0, 1.0)
+    changed = {"inside": linked(base, 0.5, 1.0), "between": linked(base, 1.0, 0.5)}
+    took = {name: stage_constants(each, kind, "None").linear_us_per_token for name, each in changed.items()}
+    assert max(took, key=took.__getitem__) == link
+
+
+def test_a_step_s_seconds_are_the_mean_of_the_sampled_ones() -> None:
+    plain = machine((2,))
+    trial = trial_of(plain, ((WHOLE, 2),), "None")
+    steps = [np.array([1024] * 4), np.array([8192] * 6), np.array([4096] * 2)]
+    each = [step_seconds(plain, trial, [lengths], "Naive") for lengths in steps]
+    assert step_seconds(plain, trial, steps, "Naive") == pytest.approx(sum(each) / 3)
+
+
+def test_a_pipeline_drains_for_its_own_longest_task_and_not_for_that_of_another_one() -> None:
+    """The replica that ends last has short packs: nothing on it waits for the long one of the other."""
+    plain = machine((4,))
+    kind = Kind(1, (17, 15))
+    cost = kind_cost(plain, kind, "None")
+    lengths = [8192, *[2048] * 20]
+    problem = make_problem(lengths, replicas=2, capacity=8192, cost=cost.tasks, max_degree=2, node_size=2)
+    drafts = [Draft((0,), (0,)), *(Draft((1,), (i,)) for i in range(1, 21))]
+    long, short = (cost.tasks.pack_seconds([n]) for n in (8192, 2048))
+    assert 20 * short > 2 * long
+    assert _kind_ends(problem, drafts, [True, True], cost) == pytest.approx(21 * short + cost.after)
+    assert _kind_ends(problem, drafts, [True, False], cost) == pytest.approx(2 * long + cost.after)
+
+
+def test_tensor_groups_are_of_one_trainer_each() -> None:
+    uneven = machine((4, 2, 2))
+    assert [most(uneven, Kind(t, (32,))) for t in (1, 2, 4)] == [8, 4, 1]
+    assert most(uneven, Kind(4, (17, 15))) == 0
+
+
+def test_a_kind_is_refused_for_memory_only_where_all_devices_together_do_not_share_enough() -> None:
+    """7 G parameters: six bytes of each on every replica, and twelve shared by all of them."""
+    few, many = machine((2,), memory=60 * 2**30), machine((8,) * 8, memory=60 * 2**30)
+    assert list(memory_refusals(few, [WHOLE], "Full")) == [WHOLE]
+    assert not memory_refusals(many, [WHOLE], "Full")
+
+
+def test_one_trainer_keeps_no_copies_of_another_one_s_state() -> None:
+    kept = [machine(trainers, copies=True).workload(1024, "None").copies for trainers in ((8,), (4, 4))]
+    assert kept == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("policy", "batch", "least", "capacity", "own"),
+    [
+        (8192, 2**16, 4096, 8192, 4096),
+        (8192, 2**16, 8192, 8192, 0),
+        (2**20, 2**16, 4096, 2**16 + 8192, 4096),
+    ],
+)
+def test_a_task_is_no_larger_than_a_step_and_its_longest_sequence(
+    policy: int, batch: int, least: int, capacity: int, own: int
+) -> None:
+    found = machine_of(
+        MODELS["llama-7b"], ParallelConfig(tokens_per_replica=policy, hardware="a100-80g"),
+        BatchConfig(tokens_per_step=batch, max_sequence_tokens=8192), (8,), whole_matrices=False, least=least,
+    )  # fmt: skip
+    assert (found.capacity, found.least) == (capacity, own)
+
+
+@pytest.mark.parametrize(("hardware", "element"), [("cpu", 4), ("a100-80g", 2)])
+def test_activations_are_as_wide_as_the_hardware_computes(hardware: str, element: int) -> None:
+    found = machine_of(MODELS["llama-7b"], ParallelConfig(hardware=hardware), BATCH, (8,), whole_matrices=False)
+    assert found.element == element
+    assert found.workload(1024, "None") == Workload(element, 1024)
+
+
+def test_whatever_changes_a_choice_asks_for_another_one() -> None:
+    plain = machine()
+    others = [
+        replace(plain, model=msgspec.structs.replace(plain.model, layers=31)),
+        replace(plain, constants=load_constants("h100-80g")),
+        replace(plain, capacity=4096),
+        replace(plain, max_degree=8),
+        replace(plain, memory=2**36),
+        replace(plain, recompute=("Full",)),
+        replace(plain, whole_matrices=True),
+    ]
+    hashes = [asked(each, BATCH, "Makespan") for each in (plain, *others)]
+    hashes.append(asked(plain, BATCH, "Static"))
+    hashes.append(asked(plain, msgspec.structs.replace(BATCH, tokens_per_step=2**17), "Makespan"))
+    assert len(set(hashes)) == len(others) + 3
+    named = replace(plain, model=msgspec.structs.replace(plain.model, preset="llama-7b", init_from="s3://x"))
+    assert asked(named, BATCH, "Makespan") == hashes[0]

@@ -12,6 +12,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +23,8 @@ from coxswain.block import BlockEntry as BlockEntry  # a module of its own: it n
 from coxswain.errors import Refused
 from coxswain.planlog import LoaderShare
 from coxswain.structs import prepare
+
+_HASHED = 1024  # blocks that are hashed together
 
 
 class BlockIndex(msgspec.Struct, frozen=True):
@@ -61,9 +64,14 @@ def block_key(entry: BlockEntry, tokenizer: str, format_key: str) -> str:
 
 
 def fingerprint(blocks: Iterable[BlockEntry]) -> str:
-    """Hashes the content of a source as it was indexed."""
-    content = [(b.key, b.samples, b.tokens) for b in blocks]
-    return "sha256:" + hashlib.sha256(msgspec.json.encode(content)).hexdigest()
+    """Hashes the content of a source as it was indexed: the JSON of a list of (key, samples, tokens), in pieces."""
+    digest, comma = hashlib.sha256(b"["), b""
+    content = ((b.key, b.samples, b.tokens) for b in blocks)
+    while some := list(islice(content, _HASHED)):
+        digest.update(comma + msgspec.json.encode(some)[1:-1])
+        comma = b","
+    digest.update(b"]")
+    return f"sha256:{digest.hexdigest()}"
 
 
 def check_labels(source: str, blocks: Iterable[BlockEntry]) -> None:

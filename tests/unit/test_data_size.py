@@ -7,11 +7,12 @@ import pickle
 import tracemalloc
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 import zstandard
 
 from coxswain.config import MixConfig, SourceConfig, TokenizerConfig
-from coxswain.index import BlockEntry, IndexedShare
+from coxswain.index import BlockEntry, IndexedShare, fingerprint
 from coxswain.packed import Packed
 from coxswain.planlog import LoaderShare
 from coxswain.uris import is_file
@@ -96,6 +97,16 @@ def test_a_coordinator_holds_few_bytes_of_a_block():
     kept, peak = bytes_a_file(work)
     assert kept < 80
     assert peak < 240
+    _, hashing = bytes_a_file(lambda: progress.index and progress.index.hash)
+    assert hashing < 40
+
+
+@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 1025, 3000])
+def test_a_fingerprint_that_is_made_in_pieces_is_that_of_the_whole(count):
+    """Runs that were begun before have recorded it."""
+    blocks = [block(number) for number in range(count)]
+    whole = msgspec.json.encode([(b.key, b.samples, b.tokens) for b in blocks])
+    assert fingerprint(iter(blocks)) == f"sha256:{hashlib.sha256(whole).hexdigest()}"
 
 
 def test_a_packed_sequence_gives_what_went_in_by_place_and_by_slice():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain, groupby, pairwise, product
+from itertools import chain, groupby, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from coxswain.planlog import LoaderShare
 from coxswain.wire import SourceReport
 from coxswain_link.store import REQUESTS_AT_ONCE
 
+_COUNTS = np.dtype([("samples", np.int64), ("rejected", np.int64), ("tokens", np.int64)])
 _UNEVEN = 1.1
 _FINEST = 4  # shares that a loader gets of a mix of one source
 
@@ -73,10 +74,21 @@ def _work(mix: MixConfig) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SourceIndex:
-    """All blocks of one source, in (path, ordinal) order."""
+    """All blocks of one source, in (path, ordinal) order. What is asked of all is found once: there may be millions."""
 
     name: str
     blocks: Sequence[BlockEntry]
+
+    @cached_property
+    def counts(self) -> NDArray[np.void]:
+        """Samples, rejected ones and tokens of each block."""
+        rows = ((b.samples, b.rejected, b.tokens) for b in self.blocks)
+        return np.fromiter(rows, _COUNTS, len(self.blocks))
+
+    @cached_property
+    def shortest(self) -> int:
+        """Tokens of the shortest sample; 0: unknown."""
+        return shortest_of(self.blocks)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -104,24 +116,25 @@ class Index:
 
 
 def _view(source: SourceIndex, lengths: Lengths) -> SourceView:
-    counts = np.fromiter((b.samples for b in source.blocks), np.int64, len(source.blocks))
-    return SourceView(source.name, counts, lambda b: lengths(source.blocks[b]), shortest_of(source.blocks))
+    samples = np.ascontiguousarray(source.counts["samples"])
+    return SourceView(source.name, samples, lambda b: lengths(source.blocks[b]), source.shortest)
 
 
 def merge(mix: MixConfig, parts: Sequence[IndexedShare]) -> Index:
-    """Merges all shares; parts of one follow each other.
+    """Merges all shares; parts of one follow each other. Takes seconds where there are millions of blocks, so a thread's work.
 
     Raises Refused when loaders saw different objects or use different tokenizers.
     """
     _same_tokenizer(parts)
     sources = tuple(_merge_source(s, [p for p in parts if p.share.source == s.name]) for s in mix.sources)
-    empty = [s.name for s in sources if not any(b.samples for b in s.blocks)]
+    empty = [s.name for s in sources if not s.counts["samples"].any()]
     if empty:
         raise Refused(
             "SourceEmpty", f"sources without a readable sample: {', '.join(empty)}; check uri, include and textField"
         )
     for source in sources:
         check_labels(source.name, source.blocks)
+        _ = source.fingerprint, source.shortest  # here, in the thread, not where they are asked for
     return Index(sources, parts[0].vocabulary)
 
 
@@ -136,17 +149,16 @@ def _same_tokenizer(parts: Sequence[IndexedShare]) -> None:
 
 
 def _merge_source(config: SourceConfig, parts: Sequence[IndexedShare]) -> SourceIndex:
-    _bounded(config, sum(b.rejected for p in parts for b in p.blocks))
-    blocks = Packed(_dealt(parts), BlockEntry)
-    if len(blocks) != sum(len(p.blocks) for p in parts) or any(
-        _place(b) >= _place(after) for b, after in pairwise(blocks)
-    ):
+    blocks = Packed(_in_order(_dealt(parts)), BlockEntry)
+    if len(blocks) != sum(len(p.blocks) for p in parts):
         raise Refused(
             "SourceChanged",
             f"source {config.name!r}: its loaders listed different objects; do not change a source while it is being "
             "indexed, then start the job again",
         )
-    return SourceIndex(config.name, blocks)
+    source = SourceIndex(config.name, blocks)
+    _bounded(config, int(source.counts["rejected"].sum()))
+    return source
 
 
 def _dealt(parts: Sequence[IndexedShare]) -> Iterator[BlockEntry]:
@@ -161,8 +173,15 @@ def _dealt(parts: Sequence[IndexedShare]) -> Iterator[BlockEntry]:
             yield block
 
 
-def _place(block: BlockEntry) -> tuple[str, int]:
-    return block.path, block.ordinal
+def _in_order(blocks: Iterable[BlockEntry]) -> Iterator[BlockEntry]:
+    """Up to the first that is not behind the one before it."""
+    before = ("", -1)
+    for block in blocks:
+        place = block.path, block.ordinal
+        if place <= before:
+            return
+        before = place
+        yield block
 
 
 def _share(part: IndexedShare) -> int:
@@ -195,14 +214,15 @@ _LEAST_BLOCKS = 4
 def _report(
     config: SourceConfig, source: SourceIndex, lengths: Callable[[Sequence[BlockEntry]], Iterable[NDArray[np.uint32]]]
 ) -> SourceReport:
-    blocks = [b for b in source.blocks if b.samples]
-    documents = sum(b.samples for b in blocks)
-    most = min(_SAMPLED_BLOCKS, max(_LEAST_BLOCKS, _SAMPLED_DOCUMENTS * len(blocks) // documents))
-    tokens = np.concatenate(list(lengths(blocks[:: -(-len(blocks) // most)])))
+    readable = np.flatnonzero(source.counts["samples"])
+    documents, found, rejected = (int(source.counts[name].sum()) for name in ("samples", "tokens", "rejected"))
+    most = min(_SAMPLED_BLOCKS, max(_LEAST_BLOCKS, _SAMPLED_DOCUMENTS * len(readable) // documents))
+    sampled = readable[:: -(-len(readable) // most)].tolist()
+    tokens = np.concatenate(list(lengths([source.blocks[number] for number in sampled])))
     p50, p90, p99 = (int(x) for x in np.percentile(tokens, (50, 90, 99), method="lower"))
     return SourceReport(
         name=config.name, source=config.source, documents=documents,
-        tokens=sum(b.tokens for b in blocks), p50=p50, p90=p90, p99=p99, max=int(tokens.max()),
-        rejected=sum(b.rejected for b in source.blocks), fingerprint=source.fingerprint,
+        tokens=found, p50=p50, p90=p90, p99=p99, max=int(tokens.max()),
+        rejected=rejected, fingerprint=source.fingerprint,
         weight=config.weight,
     )  # fmt: skip

@@ -50,6 +50,10 @@ def find_workdir(job_or_folder: str) -> Path:
     copied = (folder for folder in folders if any((folder / name).is_file() for name in (STEPS, EVENTS)))
     if (found := next(chain(whole, copied), None)) is not None:
         return found
+    if "://" in job_or_folder:
+        raise Refused(
+            "NoRun", f"{job_or_folder!r} is no checkpoint location: allowed are s3://bucket/prefix and file:///folder"
+        )
     message = (
         f"{job_or_folder!r} is neither a work directory nor a job below {RUNS}/; `cox run` prints its work directory, and "
         "--namespace names the place of a job in a cluster"

@@ -236,6 +236,12 @@ def test_status_of_an_unknown_job_names_the_folders_searched(tmp_path):
     assert (code, "neither a work directory nor a job below runs/" in output) == (2, True)
 
 
+def test_a_location_of_another_kind_is_refused_with_those_that_there_are():
+    code, output = cox("status", "gs://bucket/run")
+    assert code == 2
+    assert "'gs://bucket/run' is no checkpoint location: allowed are s3://bucket/prefix and file:///folder" in output
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

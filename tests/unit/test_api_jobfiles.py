@@ -40,7 +40,11 @@ def test_a_job_and_what_it_names_are_resolved_by_kind_with_defaults(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("jobs", "says"), [([], "0 (none)"), ([JOB, sample("TrainingJob", name="other")], "2 (demo, other)")]
+    ("jobs", "says"),
+    [
+        ([], "0 (none); name a file that holds it, or write it"),
+        ([JOB, sample("TrainingJob", name="other")], "2 (demo, other); take the others out of the files"),
+    ],
 )
 def test_files_that_do_not_hold_just_one_job_are_refused(tmp_path: Path, jobs: list[Manifest], says: str) -> None:
     reason, message = refusal(written(tmp_path, [*jobs, *ALL[1:]]))

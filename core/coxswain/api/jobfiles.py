@@ -54,7 +54,9 @@ def _only_job(objects: list[Manifest]) -> Manifest:
     jobs = [o for o in objects if o["kind"] == "TrainingJob"]
     if len(jobs) != 1:
         names = ", ".join(o["metadata"]["name"] for o in jobs) or "none"
-        raise Refused("OneJob", f"a run has exactly one TrainingJob; the files hold {len(jobs)} ({names})")
+        way_out = "take the others out of the files" if jobs else "name a file that holds it, or write it"
+        message = f"a run has exactly one TrainingJob; the files hold {len(jobs)} ({names}); {way_out}"
+        raise Refused("OneJob", message)
     [job] = jobs
     return job
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coxswain.wire import Fault
+from coxswain_operator.reconcile import member_failures
 from coxswain_operator.reconcile.context import parse_fault
 from coxswain_operator.reconcile.failure_policy import verdicts
 from coxswain_operator.reconcile.member_failures import MemberFailure, detect_failure
 from coxswain_operator.views import Manifest, PodView
 from tests.unit.fake_cluster import report, report_text
 from tests.unit.reconcile_scenes import COORDINATOR, LOADER, NOW, TRAINER, Scene, condition, ended
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_termination_message_that_is_nested_without_end_is_no_fault():
@@ -236,3 +242,13 @@ def test_a_planned_stop_is_counted_by_no_rule() -> None:
     scene = Scene((STOPPED,), spec={"trainers": {"count": 3}, "failurePolicy": {"rules": rules}})
     (verdict,) = verdicts(scene.context())
     assert (verdict.rule, verdict.counted, verdict.whole_job) == ("ScaleChanged", False, True)
+
+
+def test_operations_names_every_reason_that_the_operator_gives_a_loss_and_a_rule_may_name() -> None:
+    calls = [n for n in ast.walk(ast.parse(inspect.getsource(member_failures))) if isinstance(n, ast.Call)]
+    made = [c for c in calls if getattr(c.func, "id", "") == "MemberFailure" and isinstance(c.args[1], ast.Constant)]
+    given = {c.args[1].value for c in made if not any(k.arg == "planned" for k in c.keywords)}
+    assert given >= {"Vanished", "LeftEarly"}
+    rules = (ROOT / "docs/operations.md").read_text().partition("`onReasons` names reasons")[2].partition("\n\n")[0]
+    others = {member_failures.START_TIMEOUT, "StopRaised", "FinalCheckpointMissing"}
+    assert {reason for reason in given | others if f"`{reason}`" not in rules} == set()

@@ -65,7 +65,7 @@ class JobFacts:
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
         self._checkpoint_events = CheckpointEvents(clock, self.record_event)
         self.session: Session | None = None
-        self.is_doubtful = False  # a member of a newer world has called: another coordinator may have replaced this one
+        self.is_doubtful = False  # the driver is to look whether another coordinator has replaced this one
         self._early_exit: WorkerExit | None = None  # the last that was reported before there was a world
         self.leaving = set[str]()  # agents that make their workers leave a world that is over
         self.best = 0  # the highest step ever closed in this process, plus one

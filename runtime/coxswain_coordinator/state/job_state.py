@@ -244,7 +244,7 @@ class JobState(JobSteps):
         self.mark_world_lost(session.move.why)
 
     def request_stop(self, request: StopRequest) -> None:
-        self.stop = request
+        self.stop, self.is_doubtful = request, True  # ranks of another coordinator's world must not follow it
         if self.session is not None:
             self.session.request_stop(request.at_step)
         self.notifier.notify(Topic.PLANS)

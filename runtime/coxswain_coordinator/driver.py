@@ -251,8 +251,9 @@ class Driver:
             return False
         here = run.registry.present("trainer", run.changes.forming)
         holds = len(here) < run.changes.forming or any(member.generation or member.held for member in here)
-        patience = LEAVING_SECONDS if run.leaving else STOP_SECONDS
-        return holds and self._worlds.waited("a world to stop", of=frozenset(run.leaving)) < patience
+        leaving = self._worlds.leaving
+        patience = LEAVING_SECONDS if leaving else STOP_SECONDS
+        return holds and self._worlds.waited("a world to stop", of=leaving) < patience
 
     # --- index ------------------------------------------------------------------------------------
 

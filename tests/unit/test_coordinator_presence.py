@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from msgspec.structs import replace
 
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.coordinator_lead import begun, holds, lose, moved_to, register, training
+from tests.unit.coordinator_lead import begun, holds, lose, moved_to, register, suspend, training
 from tests.unit.coordinator_samples import agents
 
 pytestmark = pytest.mark.looptime
@@ -66,6 +67,24 @@ async def test_a_trainer_whose_workers_still_compute_in_the_lost_world_is_waited
         register(lead, replace(one, left=2))
         await begun(lead, 3)
         assert round(float(looptime)) == seconds + 3
+
+
+@pytest.mark.parametrize(
+    ("silent", "stop", "seconds"), [(31, False, 3), (29, False, 70), (31, True, 15), (29, True, 70)]
+)
+async def test_a_trainer_that_ends_while_its_workers_leave_is_waited_for_like_one_that_is_lost(
+    tmp_path, looptime, silent, stop, seconds
+):
+    """Its workers end with it. Before, the next world and a stop waited 70 s for it."""
+    async with training(make_job(tmp_path, min_trainers=1 + stop)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        register(lead, holds(lead, 2)[0], replace(agents(2)[1], generation=1))
+        lead.state.session.last_heard = {0: time.monotonic() + 999, 1: time.monotonic() - silent}
+        if stop:
+            suspend(lead)
+        assert await lead.state.notifier.wait_until(lambda: lead.state.finished or lead.state.generation == 2, 200)
+        assert round(float(looptime)) == seconds
 
 
 async def test_without_a_least_number_of_trainers_all_of_them_are_waited_for(tmp_path, looptime):

@@ -8,9 +8,11 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from coxswain.layout import Device
+from coxswain_coordinator.world.presence import still_leaving
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import begun, holds, lose, moved_to, register, suspend, training
-from tests.unit.coordinator_samples import agents
+from tests.unit.coordinator_samples import agents, session
 
 pytestmark = pytest.mark.looptime
 
@@ -85,6 +87,23 @@ async def test_a_trainer_that_ends_while_its_workers_leave_is_waited_for_like_on
             suspend(lead)
         assert await lead.state.notifier.wait_until(lambda: lead.state.finished or lead.state.generation == 2, 200)
         assert round(float(looptime)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("heard", "may_run"),
+    [({0: 0.0, 1: 0.0}, False), ({0: 5.0, 1: 0.0}, True), ({0: 0.0, 1: 5.0}, True), ({0: 0.0}, True), ({}, True)],
+)
+def test_an_agent_may_run_as_long_as_any_of_its_workers_is_heard_or_has_not_been_heard_at_all(tmp_path, heard, may_run):
+    found = session(make_job(tmp_path)).world
+    seats = tuple(replace(seat, device=Device(0, seat.rank)) for seat in found.seats)
+    assert still_leaving(["trainer-0"], replace(found, seats=seats), heard, 31.0) == frozenset(["trainer-0"] * may_run)
+
+
+def test_a_heartbeat_behind_a_pause_does_not_count_as_a_later_one(tmp_path):
+    found = session(make_job(tmp_path))
+    found.last_heard = {0: 10.0, 1: 39.0}
+    found.forgive(40.0, 20.0)
+    assert found.last_heard == {0: 30.0, 1: 40.0}
 
 
 async def test_without_a_least_number_of_trainers_all_of_them_are_waited_for(tmp_path, looptime):

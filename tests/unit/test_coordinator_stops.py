@@ -61,19 +61,21 @@ async def test_a_stop_that_comes_before_a_new_coordinator_has_the_running_world_
         await saved_and_suspended(lead, 1)
 
 
-@pytest.mark.parametrize(("asked", "step"), [(4, 5), (7, 8), (8, 8)])
+@pytest.mark.parametrize(("asked", "step"), [((4,), 5), ((7, 6), 8), ((8,), 8)])
 async def test_a_stop_that_comes_before_the_adoption_spares_a_step_that_a_rank_was_left_to_begin_alone(
     tmp_path, asked, step
 ):
     """Before, its peer was stopped before that step: neither could end it nor save it, and the steps since the checkpoint were
     lost."""
     async with led_again(tmp_path) as lead:
-        request = Call("GET", "/", None, 1, {"step": asked, "rank": 1, "wait": 20})
-        assert (await Handlers(lead.state, lead.driver.ack_end).step(request, None)).plan is None
+        for number in asked:
+            request = Call("GET", "/", None, 1, {"step": number, "rank": 1, "wait": 20})
+            assert (await Handlers(lead.state, lead.driver.ack_end).step(request, None)).plan is None
         suspend(lead)
         register(lead, *(replace(a, generation=1) for a in agents(2)))
         await begun(lead, 1)
         await lead.until(lambda: lead.state.session.committed == 8)
+        assert lead.state.session.begun == step - 1
         found = [lead.state.session.directive(k).end for k in (step - 1, step)]
         assert found == ["", "Suspended" if step < 8 else "Completed"]
 

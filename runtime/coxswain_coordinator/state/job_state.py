@@ -111,7 +111,7 @@ class JobState(JobSteps):
         before, record, session.adopted = self.session, session.record, adopted
         self.changes.entered(record.layout)
         self._step_seconds = seconds_beside_tasks(self.job.model, session.world, self.hardware)
-        if adopted and self._begun_alone[0] == record.generation:
+        if self._begun_alone[0] == record.generation:
             session.begin(min(self._begun_alone[1], session.end_step - 1))
         if self.stop is not None:
             session.request_stop(before.stop_at if before and before.stop_at is not None else self.stop.at_step)

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.layout import Device
+from coxswain_coordinator.state.job_steps import heartbeat_seconds
 from coxswain_coordinator.world.presence import still_leaving
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import begun, holds, lose, moved_to, register, suspend, training
@@ -104,6 +105,18 @@ def test_a_heartbeat_behind_a_pause_does_not_count_as_a_later_one(tmp_path):
     found.last_heard = {0: 10.0, 1: 39.0}
     found.forgive(40.0, 20.0)
     assert found.last_heard == {0: 30.0, 1: 40.0}
+
+
+def test_a_message_that_counts_as_a_heartbeat_takes_back_no_progress_of_its_rank(tmp_path):
+    found = session(make_job(tmp_path))
+    found.hear(0, 1.0, 5)
+    found.hear(0, 2.0, 0)
+    assert (found.progress, found.last_heard) == (5, {0: 2.0})
+
+
+@pytest.mark.parametrize(("ranks", "seconds"), [(85, 0.0), (102, 1.2), (170, 2.0), (100_000, 12.0)])
+def test_ranks_of_a_large_world_send_some_85_heartbeats_a_second_together(ranks, seconds):
+    assert heartbeat_seconds(ranks) == pytest.approx(seconds)
 
 
 async def test_without_a_least_number_of_trainers_all_of_them_are_waited_for(tmp_path, looptime):

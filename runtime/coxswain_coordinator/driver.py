@@ -164,8 +164,10 @@ class Driver:
         await self._end_planning()
         if run.is_doubtful:
             run.is_doubtful = False
-            await self._store_call(self._log.check_current, run.generation)
+            await self._check_fence()
         if (end := self._ended()) is not None:
+            if end.exit_code == Exit.STOPPED:  # another coordinator may have the world that is lost here
+                await self._check_fence()
             run.finish(end)
             return True
         if run.index_progress.index is None:
@@ -175,6 +177,7 @@ class Driver:
         if session.lost:
             return await self._end_world(session)
         if stall := self._stall_detector.judge(session, run.history.durations, time.monotonic(), run.trainers.place):
+            await self._check_fence()  # else its ranks may be silent since they call another coordinator
             run.mark_world_hung(stall)
             return True
         if run.close_step(session):
@@ -193,6 +196,10 @@ class Driver:
         if session.saved_end:
             return await self._await_workers(session)
         return False
+
+    async def _check_fence(self) -> None:
+        """Raises Stale if another coordinator took over. For what ends a world or the job without a record in the store."""
+        await self._store_call(self._log.check_held)
 
     async def _end_world(self, session: Session) -> bool:
         """What still arrives of a lost world counts; then forms the next."""
@@ -216,6 +223,8 @@ class Driver:
         if not (why := run.changes.due(world.layout, present, replaced)):
             return session.withdraw_move()
         fault, saves = await self._worlds.judge_change(world.layout)
+        if session.move is None:  # once a change
+            await self._check_fence()
         if session.lost or session.ending is not None:  # meanwhile
             return True
         requested = session.request_move(f"{why}; through a checkpoint: {fault}" if fault else why, saves)
@@ -242,8 +251,9 @@ class Driver:
             return False
         here = run.registry.present("trainer", run.changes.forming)
         holds = len(here) < run.changes.forming or any(member.generation or member.held for member in here)
-        patience = LEAVING_SECONDS if run.leaving else STOP_SECONDS
-        return holds and self._worlds.waited("a world to stop", of=frozenset(run.leaving)) < patience
+        leaving = self._worlds.leaving
+        patience = LEAVING_SECONDS if leaving else STOP_SECONDS
+        return holds and self._worlds.waited("a world to stop", of=leaving) < patience
 
     # --- index ------------------------------------------------------------------------------------
 

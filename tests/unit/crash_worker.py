@@ -23,7 +23,7 @@ from coxswain.layout import Seat
 from coxswain.membership.values import Sequence
 from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.store import Store
-from coxswain_train.worker.directives import autonomous_directive
+from coxswain_train.worker.directives import autonomous_directive, saved_step
 from tests.unit.coordinator_fakes import tokens_of
 from tests.unit.crash_outbox import POLL, REACH_DEADLINE, Feed, Outbox
 
@@ -170,8 +170,8 @@ class Worker:
             directive = await self._ask(step) if self._mail.reachable else None
             alone = not self._mail.reachable if directive is None else not directive.end and directive.plan is None
             if alone:
-                every, first = self._job.checkpoint.every_steps, self._world.first_step
-                directive = autonomous_directive(step, self._feed.plans.get(step), every, first, self._mail.end)
+                every, saved = self._job.checkpoint.every_steps, saved_step(self._world)
+                directive = autonomous_directive(step, self._feed.plans.get(step), every, saved, self._mail.end)
             if directive is not None:
                 return directive
             await asyncio.sleep(REACH_DEADLINE)

@@ -235,6 +235,18 @@ async def test_imports_that_end_while_a_world_is_recorded_leave_it_as_it_is(tmp_
         await begun(lead, 2)
 
 
+@pytest.mark.parametrize("change", [{"pod": "new", "instance": "new"}, {"left": 1, "held": ()}], ids=["pod", "worker"])
+async def test_a_world_is_not_entered_where_a_trainer_has_changed_while_it_was_recorded(tmp_path, change):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        one, two = holds(lead, 2, copies=True)
+        register(lead, one, two)
+        lead.executor.before["create_generation"] = lambda: register(lead, replace(two, **change))
+        await begun(lead, 3)
+        assert lead.state.session.record.trainers[1] == change.get("pod", two.pod)
+
+
 async def test_the_reason_of_a_lost_world_becomes_clearer_and_never_less_clear(tmp_path):
     async with training(small(tmp_path)) as lead:
         one, two = (replace(a, left=1) for a in agents(2))

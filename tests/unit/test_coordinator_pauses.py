@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,22 @@ async def test_a_trainer_that_stays_away_behind_a_pause_is_planned_around_after_
         assert lead.state.session is not None
         assert len(lead.state.session.world.seats) == 1
         assert 1.0 <= float(looptime) - began <= 4.0
+
+
+async def test_a_pause_is_no_silence_of_workers_that_leave_a_lost_world(
+    tmp_path: Path, pause: Callable[[], None], looptime
+) -> None:
+    async with training(make_job(tmp_path, min_trainers=1)) as lead:
+        await lost(lead)
+        register(lead, replace(agents(2)[1], generation=1))
+        await asyncio.sleep(5)
+        assert lead.state.session is not None
+        lead.state.session.last_heard = {1: time.monotonic() - 31}  # this process was stopped for 30 s of these
+        pause()
+        await asyncio.sleep(20)
+        assert lead.state.generation == 1
+        register(lead, holds(lead, 2)[1])
+        await begun(lead, 2)
 
 
 async def test_a_stop_waits_for_a_running_world_also_behind_a_pause(tmp_path: Path, pause: Callable[[], None]) -> None:

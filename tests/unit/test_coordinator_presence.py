@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from msgspec.structs import replace
 
+from coxswain.layout import Device
+from coxswain_coordinator.state.job_steps import heartbeat_seconds
+from coxswain_coordinator.world.presence import still_leaving
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.coordinator_lead import begun, holds, lose, moved_to, register, training
-from tests.unit.coordinator_samples import agents
+from tests.unit.coordinator_lead import begun, holds, lose, moved_to, register, suspend, training
+from tests.unit.coordinator_samples import agents, session
 
 pytestmark = pytest.mark.looptime
 
@@ -66,6 +70,53 @@ async def test_a_trainer_whose_workers_still_compute_in_the_lost_world_is_waited
         register(lead, replace(one, left=2))
         await begun(lead, 3)
         assert round(float(looptime)) == seconds + 3
+
+
+@pytest.mark.parametrize(
+    ("silent", "stop", "seconds"), [(31, False, 3), (29, False, 70), (31, True, 15), (29, True, 70)]
+)
+async def test_a_trainer_that_ends_while_its_workers_leave_is_waited_for_like_one_that_is_lost(
+    tmp_path, looptime, silent, stop, seconds
+):
+    """Its workers end with it. Before, the next world and a stop waited 70 s for it."""
+    async with training(make_job(tmp_path, min_trainers=1 + stop)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        register(lead, holds(lead, 2)[0], replace(agents(2)[1], generation=1))
+        lead.state.session.last_heard = {0: time.monotonic() + 999, 1: time.monotonic() - silent}
+        if stop:
+            suspend(lead)
+        assert await lead.state.notifier.wait_until(lambda: lead.state.finished or lead.state.generation == 2, 200)
+        assert round(float(looptime)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("heard", "may_run"),
+    [({0: 0.0, 1: 0.0}, False), ({0: 5.0, 1: 0.0}, True), ({0: 0.0, 1: 5.0}, True), ({0: 0.0}, True), ({}, True)],
+)
+def test_an_agent_may_run_as_long_as_any_of_its_workers_is_heard_or_has_not_been_heard_at_all(tmp_path, heard, may_run):
+    found = session(make_job(tmp_path)).world
+    seats = tuple(replace(seat, device=Device(0, seat.rank)) for seat in found.seats)
+    assert still_leaving(["trainer-0"], replace(found, seats=seats), heard, 31.0) == frozenset(["trainer-0"] * may_run)
+
+
+def test_a_heartbeat_behind_a_pause_does_not_count_as_a_later_one(tmp_path):
+    found = session(make_job(tmp_path))
+    found.last_heard = {0: 10.0, 1: 39.0}
+    found.forgive(40.0, 20.0)
+    assert found.last_heard == {0: 30.0, 1: 40.0}
+
+
+def test_a_message_that_counts_as_a_heartbeat_takes_back_no_progress_of_its_rank(tmp_path):
+    found = session(make_job(tmp_path))
+    found.hear(0, 1.0, 5)
+    found.hear(0, 2.0, 0)
+    assert (found.progress, found.last_heard) == (5, {0: 2.0})
+
+
+@pytest.mark.parametrize(("ranks", "seconds"), [(85, 0.0), (102, 1.2), (170, 2.0), (100_000, 12.0)])
+def test_ranks_of_a_large_world_send_some_85_heartbeats_a_second_together(ranks, seconds):
+    assert heartbeat_seconds(ranks) == pytest.approx(seconds)
 
 
 async def test_without_a_least_number_of_trainers_all_of_them_are_waited_for(tmp_path, looptime):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from coxswain import wire
 from coxswain.errors import Stale
 from coxswain.planlog import takeover_key
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -14,11 +16,14 @@ from tests.unit.coordinator_fakes import store_of
 from tests.unit.coordinator_lead import (
     ORPHAN,
     RIVALS,
+    Lead,
     holds,
     leading,
     newer_generation,
+    one_replica,
     register,
     small,
+    suspend,
     takeover,
     training,
 )
@@ -132,3 +137,43 @@ async def test_a_superseded_coordinator_records_nothing_of_a_world_that_could_go
         with pytest.raises(Stale, match="another coordinator has"):
             await lead.work
         assert (lead.keys("steps/"), lead.keys("log/")) == ([], before)
+
+
+def hang(lead: Lead) -> None:
+    """A rank sends its heartbeats to the other coordinator."""
+    lead.driver._stall_detector.judge = lambda *_: "rank 1 on trainer-1 has been silent for 31 s"
+    lead.state.notifier.notify()
+
+
+def change(lead: Lead) -> None:
+    lead.state.request_layout(one_replica(), "trainer-1 is slow")
+
+
+@RIVALS
+@pytest.mark.parametrize("decide", [hang, change, suspend])
+async def test_a_superseded_coordinator_looks_at_its_fence_before_it_ends_a_world_that_may_be_its_successors(
+    tmp_path, looptime, rival, decide
+):
+    """Before, workers that still reached it left that world, or their agents made them leave it."""
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0)
+        session, began = lead.state.session, float(looptime)
+        rival(lead.store, session.record)
+        decide(lead)
+        with pytest.raises(Stale, match="another coordinator has"):
+            await asyncio.wait_for(lead.work, 60)
+        assert (session.lost, session.move, float(looptime) - began < 2) == ("", None, True)
+
+
+@RIVALS
+async def test_a_superseded_coordinator_whose_world_is_lost_ends_no_job(tmp_path, rival):
+    """Before, it answered every call with the end of the job at its own last checkpoint, and workers exited."""
+    async with training(small(tmp_path)) as lead:
+        await lead.saved(3)
+        rival(lead.store, lead.state.session.record)
+        lead.state.mark_world_lost("the network broke")
+        lead.state.stop = wire.StopRequest("suspend")
+        lead.state.notifier.notify()
+        with pytest.raises(Stale, match="another coordinator has"):
+            await lead.work
+        assert lead.state.finished is None

@@ -8,9 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain import wire
+from coxswain_coordinator.api.handlers import Handlers
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import Lead, begun, holds, led_again, register, small, suspend, training
 from tests.unit.coordinator_samples import agents
+from tests.unit.crash_simulation import Call
 
 pytestmark = pytest.mark.looptime
 
@@ -57,6 +59,34 @@ async def test_a_stop_that_comes_before_a_new_coordinator_has_the_running_world_
         await begun(lead, 1)
         await lead.close(0)
         await saved_and_suspended(lead, 1)
+
+
+@pytest.mark.parametrize(("asked", "step"), [((4,), 5), ((7, 6), 8), ((8,), 8)])
+async def test_a_stop_that_comes_before_the_adoption_spares_a_step_that_a_rank_was_left_to_begin_alone(
+    tmp_path, asked, step
+):
+    """Before, its peer was stopped before that step: neither could end it nor save it, and the steps since the checkpoint were
+    lost."""
+    async with led_again(tmp_path) as lead:
+        for number in asked:
+            request = Call("GET", "/", None, 1, {"step": number, "rank": 1, "wait": 20})
+            assert (await Handlers(lead.state, lead.driver.ack_end).step(request, None)).plan is None
+        suspend(lead)
+        register(lead, *(replace(a, generation=1) for a in agents(2)))
+        await begun(lead, 1)
+        await lead.until(lambda: lead.state.session.committed == 8)
+        assert lead.state.session.begun == step - 1
+        found = [lead.state.session.directive(k).end for k in (step - 1, step)]
+        assert found == ["", "Suspended" if step < 8 else "Completed"]
+
+
+async def test_a_step_that_a_rank_was_left_to_begin_alone_in_an_adopted_world_means_nothing_in_the_next(tmp_path):
+    async with led_again(tmp_path) as lead:
+        request = Call("GET", "/", None, 1, {"step": 4, "wait": 20})
+        await Handlers(lead.state, lead.driver.ack_end).step(request, None)
+        lead.arrive()
+        await begun(lead, 2)
+        assert lead.state.session.begun == -1
 
 
 @pytest.mark.parametrize("seconds", [1, 30])

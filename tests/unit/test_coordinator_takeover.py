@@ -165,6 +165,21 @@ async def test_a_new_coordinator_counts_from_the_checkpoint_that_the_one_before_
         assert (lead.state.manifest.step, lead.state.session.cursors[3].step) == (3, 3)
 
 
+@pytest.mark.parametrize("generation", [0, 1], ids=["the next world", "the one that runs"])
+async def test_a_new_coordinator_begins_no_world_behind_the_last_checkpoint_that_the_one_before_has_made_meanwhile(
+    tmp_path, generation
+):
+    job = small(tmp_path, stop_steps=3)
+    async with training(job) as first, leading(job, "two") as lead:
+        await first.close(0, 1, 2)
+        lead.index()
+        first.save(3, 0, 1, end="Completed")
+        await first.until(lambda: first.state.manifest)
+        lead.arrive(generation=generation)
+        assert (await asyncio.wait_for(lead.work, 60)).reason == "StopReached"
+        assert (lead.state.session, len(lead.keys("log/generations/"))) == (None, 1)
+
+
 async def continue_world(c, world: wire.World, generation: int) -> None:
     """The same processes under another coordinator: they register, repeat messages and continue."""
 

@@ -115,7 +115,7 @@ def test_a_rank_waits_for_a_slow_coordinator_and_does_not_pass_the_stop_that_oth
         closing(Client(f"http://127.0.0.1:{port}", "secret", REACH_DEADLINE, retry=False)) as c,
     ):
         threading.Timer(BUSY, held.set).start()
-        found = DirectiveClient(c, outbox, feed, generation=0, every=6, first_step=0, rank=0).next(STEP)
+        found = DirectiveClient(c, outbox, feed, generation=0, every=6, saved=0, rank=0).next(STEP)
     assert found == StepDirective(STEP, True, "Suspended", None)
     assert outbox.reachable
 

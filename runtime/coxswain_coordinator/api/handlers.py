@@ -188,6 +188,8 @@ class Handlers:
 
         found = await self._wait(request, directive, Topic.PLANS, early=alone)
         self._state.notifier.notify(Topic.ANY)
+        if found is alone:
+            self._state.let_begin(whole(request.headers, GENERATION_HEADER, -1), step)
         session = self._state.session
         if session is None or found is None or found is alone:
             return found  # nothing of a plan: the rank may be of a newer, larger world

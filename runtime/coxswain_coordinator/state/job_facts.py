@@ -65,7 +65,8 @@ class JobFacts:
         self.recorded_step = 0  # of the newest checkpoint that the job's status names
         self._checkpoint_events = CheckpointEvents(clock, self.record_event)
         self.session: Session | None = None
-        self.is_doubtful = False  # a member of a newer world has called: another coordinator may have replaced this one
+        self.is_doubtful = False  # the driver is to look whether another coordinator has replaced this one
+        self._begun_alone = (0, -1)  # generation and step that this coordinator has left a rank to begin
         self._early_exit: WorkerExit | None = None  # the last that was reported before there was a world
         self.leaving = set[str]()  # agents that make their workers leave a world that is over
         self.best = 0  # the highest step ever closed in this process, plus one
@@ -127,6 +128,10 @@ class JobFacts:
             self.is_doubtful = True
             self.notifier.notify(Topic.ANY)
             raise Retryable(f"generation {generation} is newer than this coordinator's, which is {self.generation}")
+
+    def let_begin(self, generation: int, step: int) -> None:
+        """Records that a rank of a world that this coordinator has not adopted yet was left to begin a step alone."""
+        self._begun_alone = max(self._begun_alone, (generation, step))
 
     def wait_for_claim(self, words: str) -> None:
         self.awaited_claim = words

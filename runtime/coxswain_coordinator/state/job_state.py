@@ -111,6 +111,8 @@ class JobState(JobSteps):
         before, record, session.adopted = self.session, session.record, adopted
         self.changes.entered(record.layout)
         self._step_seconds = seconds_beside_tasks(self.job.model, session.world, self.hardware)
+        if self._begun_alone[0] == record.generation:
+            session.begin(min(self._begun_alone[1], session.end_step - 1))
         if self.stop is not None:
             session.request_stop(before.stop_at if before and before.stop_at is not None else self.stop.at_step)
         where = f"generation {record.generation} from step {record.first_step}"
@@ -244,7 +246,7 @@ class JobState(JobSteps):
         self.mark_world_lost(session.move.why)
 
     def request_stop(self, request: StopRequest) -> None:
-        self.stop = request
+        self.stop, self.is_doubtful = request, True  # ranks of another coordinator's world must not follow it
         if self.session is not None:
             self.session.request_stop(request.at_step)
         self.notifier.notify(Topic.PLANS)

@@ -129,6 +129,10 @@ class Session:
         self.last_heard[rank] = now
         self._progress[rank] = max(progress, self._progress.get(rank, 0))
 
+    def forgive(self, now: float, seconds: float) -> None:
+        """Does not count so many seconds, in which no heartbeat could be heard, as silence."""
+        self.last_heard = {rank: min(now, at + seconds) for rank, at in self.last_heard.items()}
+
     def begin(self, step: int) -> None:
         """Records that a rank is in this step or beyond."""
         self._begun = max(self._begun, step)

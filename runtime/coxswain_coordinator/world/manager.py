@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
 from msgspec import UNSET
@@ -44,7 +45,7 @@ from coxswain_coordinator.world.formation import (
     world_of,
 )
 from coxswain_coordinator.world.living import GRACE_SECONDS, are_alive, generations_held, source_for
-from coxswain_coordinator.world.presence import LEAVING_SECONDS, LOST_SECONDS, NEW_SECONDS, are_gathered
+from coxswain_coordinator.world.presence import LEAVING_SECONDS, LOST_SECONDS, NEW_SECONDS, are_gathered, still_leaving
 from coxswain_coordinator.world.survivors import after_loss, has_lost
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class WorldManager:
         present = run.registry.present("trainer", size)
         patience = NEW_SECONDS if newest else float("inf")
         if run.session:
-            patience = LEAVING_SECONDS if run.leaving else LOST_SECONDS
+            patience = LEAVING_SECONDS if self.leaving else LOST_SECONDS
         gathered = are_gathered(run.job, size, len(present), self.waited("trainers"), patience)
         if run.session is None and newest and await self._take_over(newest, gathered):
             self._newest = None
@@ -151,9 +152,19 @@ class WorldManager:
             self._waits[what] = of, now
         return now - self._waits[what][1]
 
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The agents that make their workers leave the world that is lost."""
+        run, session = self._state, self._state.session
+        return (
+            still_leaving(run.leaving, session.world, session.last_heard, time.monotonic()) if session else frozenset()
+        )
+
     def forgive(self, seconds: float) -> None:
-        """Does not count a pause of this process as time in which what is awaited could come."""
+        """Does not count a pause of this process as time in which what is awaited could come, nor as silence."""
         self._waits = {what: (of, since + seconds) for what, (of, since) in self._waits.items()}
+        if self._state.session is not None:
+            self._state.session.forgive(time.monotonic(), seconds)
 
     def _layout(self, job: JobConfig, agents: list[Register]) -> Layout:
         """The one that was requested, if it is one of just these agents' devices; else the job's."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from coxswain.config import JobConfig
+from coxswain.wire import World
+from coxswain_coordinator.world.stalls import SILENCE
 
 LOST_SECONDS = 3.0
 """Seconds from a world's loss until it is formed without trainers that have not registered again."""
@@ -22,3 +26,13 @@ def least_trainers(job: JobConfig, size: int) -> int:
 def are_gathered(job: JobConfig, size: int, present: int, waited: float, patience: float) -> bool:
     """Whether a world can be formed with the trainers that are present, `waited` seconds after the first could register."""
     return present >= size or (present >= least_trainers(job, size) and waited >= patience)
+
+
+def still_leaving(agents: Iterable[str], world: World, last_heard: Mapping[int, float], now: float) -> frozenset[str]:
+    """Of the agents that make their workers leave this world, those that may still run: the workers of one that has ended have
+    ended with it, and send no heartbeats."""
+    heard = dict[str, float]()
+    for seat in world.seats:
+        name = world.trainers[seat.device.trainer]
+        heard[name] = max(last_heard.get(seat.rank, now), heard.get(name, 0.0))
+    return frozenset(name for name in agents if now - heard.get(name, now) <= SILENCE)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from coxswain.errors import Retryable
-from coxswain.wire import StepDirective, StepPlan
+from coxswain.planlog import manifest_step
+from coxswain.wire import StepDirective, StepPlan, World
 from coxswain_link.http_client import Client
 from coxswain_link.outbox import Outbox
 from coxswain_link.plan_feed import PlanFeed
@@ -20,27 +21,33 @@ continues alone may pass a stop that others follow. A process that has exited re
 _LOOK = 0.25  # seconds to wait for the plan of a step that is begun alone
 
 
+def saved_step(world: World) -> int:
+    """The step of the newest checkpoint as this world began. One from living state may begin behind it."""
+    return manifest_step(world.checkpoint) or 0
+
+
 def autonomous_directive(
-    step: int, plan: StepPlan | None, every: int, first_step: int, end: int | None = None
+    step: int, plan: StepPlan | None, every: int, saved: int, end: int | None = None
 ) -> StepDirective | None:
     """The directive that any coordinator would give for a committed plan. Only a coordinator can end the job.
 
-    `every`: the job's checkpoint.everySteps; `first_step`: the world's; `end`: announced, so other ranks may have left there.
+    `every`: the job's checkpoint.everySteps; `saved`: what a checkpoint holds, as the world began; `end`: announced, so other
+    ranks may have left there.
     """
     if plan is None or plan.step != step or (end is not None and step >= end):
         return None
-    return StepDirective(step=step, checkpoint=every > 0 and step % every == 0 and step > first_step, end="", plan=plan)
+    return StepDirective(step=step, checkpoint=every > 0 and step % every == 0 and step > saved, end="", plan=plan)
 
 
 class DirectiveClient:
     """The directives of one world, for one of its ranks. `client` must not retry: the coordinator may be gone."""
 
     def __init__(
-        self, client: Client, outbox: Outbox, feed: PlanFeed, generation: int, every: int, first_step: int, rank: int
+        self, client: Client, outbox: Outbox, feed: PlanFeed, generation: int, every: int, saved: int, rank: int
     ) -> None:
         self._client, self._outbox, self._feed, self._generation = client, outbox, feed, generation
         self._rank = rank
-        self._every, self._first_step = every, first_step
+        self._every, self._saved = every, saved
 
     def next(self, step: int) -> StepDirective | None:
         """The directive of a step; None: not yet."""
@@ -59,7 +66,7 @@ class DirectiveClient:
 
     def _decide(self, step: int) -> StepDirective | None:
         plan, end = self._feed.get(step, _LOOK), self._outbox.end
-        directive = autonomous_directive(step, plan, self._every, self._first_step, end)
+        directive = autonomous_directive(step, plan, self._every, self._saved, end)
         if directive is None:
             self._outbox.await_answer(_LOOK)
         return directive

@@ -42,7 +42,7 @@ from coxswain_train.live.claims import NotHeld
 from coxswain_train.live.state import LiveState
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
-from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
+from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient, saved_step
 from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
 from coxswain_train.worker.rendezvous import fetch_world, rendezvous
 from coxswain_train.worker.worlds import StateNotTaken, is_out_of_memory, run_worlds
@@ -130,7 +130,7 @@ class Worker:
         self._directive_client = Client(env.coordinator_url, env.token, REACH_DEADLINE, retry=False)
         self._directives = DirectiveClient(
             self._directive_client, self._outbox, self._feed, assignment.generation, env.job.checkpoint.every_steps,
-            world.first_step, assignment.rank,
+            saved_step(world), assignment.rank,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -37,12 +37,13 @@ from coxswain_coordinator.world.formation import members_of
 from coxswain_coordinator.world.manager import WorldManager
 from coxswain_coordinator.world.presence import LEAVING_SECONDS
 from coxswain_coordinator.world.stalls import PAUSE, StallDetector
-from coxswain_link.store import Store
+from coxswain_link.store import Store, StoreUnavailable
 
 Edits = Callable[[], MixConfig | None]
 """Returns the mix of the job when it has been edited since the call before."""
 
 _STALL_CHECK_SECONDS = 1.0  # seconds between two checks for a stall
+_LOOK_SECONDS = 5.0  # for the store to say whether another coordinator took over, where it may also be away
 _LEAVE_SECONDS = 30.0  # for workers to exit after the end
 STOP_SECONDS = 15.0  # for a world in which a stop can save the steps that no checkpoint holds
 _DRAIN_SECONDS = 5.0  # for services to receive the end of the job
@@ -198,8 +199,13 @@ class Driver:
         return False
 
     async def _check_fence(self) -> None:
-        """Raises Stale if another coordinator took over. For what ends a world or the job without a record in the store."""
-        await self._store_call(self._log.check_held)
+        """Raises Stale if another coordinator took over. For what ends a world or the job without a record in the store.
+
+        A store that is away for some seconds stops none of that.
+        """
+        with suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await self._store_call(self._log.check_held)
 
     async def _end_world(self, session: Session) -> bool:
         """What still arrives of a lost world counts; then forms the next."""

@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from coxswain import wire
 from coxswain.errors import Stale
+from coxswain.exits import Exit
 from coxswain.planlog import takeover_key
 from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_link.store import StoreUnavailable
 from tests.unit.coordinator_fakes import store_of
 from tests.unit.coordinator_lead import (
     ORPHAN,
@@ -177,3 +179,18 @@ async def test_a_superseded_coordinator_whose_world_is_lost_ends_no_job(tmp_path
         with pytest.raises(Stale, match="another coordinator has"):
             await lead.work
         assert lead.state.finished is None
+
+
+async def test_a_stop_of_a_lost_world_that_is_saved_ends_the_job_also_while_the_store_is_away(tmp_path, monkeypatch):
+    """What a user stops never counts: the coordinator ended as after a failure, since it could not look at its fence."""
+
+    def away(self: PlanLog, generation: int) -> None:
+        raise StoreUnavailable("the store is away")
+
+    async with training(small(tmp_path)) as lead:
+        await lead.saved(3)
+        monkeypatch.setattr(PlanLog, "check_current", away)
+        lead.state.mark_world_lost("the network broke")
+        lead.state.request_stop(wire.StopRequest("suspend"))
+        await asyncio.wait_for(lead.until(lambda: lead.state.finished), 60)
+        assert lead.state.finished.exit_code == Exit.STOPPED

@@ -110,6 +110,11 @@ def test_a_constant_schedule_warms_up_and_stays_at_its_peak() -> None:
     assert [learning_rate(config, step, 5) for step in range(5)] == [1.0, 2.0, 2.0, 2.0, 2.0]
 
 
+def test_a_decay_longer_than_what_follows_the_warm_up_begins_at_the_peak_and_ends_with_the_job() -> None:
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=10, schedule="WSD", decay_steps=20, minimum_ratio=0.0)
+    assert [learning_rate(config, step, 20) for step in (9, 10, 15, 20)] == [1.0, 1.0, 0.5, 0.0]
+
+
 def test_a_schedule_without_a_warm_up_begins_at_its_peak() -> None:
     assert learning_rate(OptimizerConfig(learning_rate=2.0, warmup_steps=0), 0, 5) == 2.0
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from itertools import combinations, product
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from coxswain.plan.planners import BALANCES, SLOW, plan, planner
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.simulate import simulate
 from tests.fuzzed_problems import fuzzed_problem
-from tests.unit.plan_cases import given
+from tests.unit.plan_cases import COST, given
 
 K = 1024
 
@@ -64,6 +66,25 @@ def test_sequences_that_each_need_more_than_half_of_all_replicas_are_counted_one
     assert problem.lower_bound() < 0.9 * 3 * alone <= 0.9 * lower_bound(problem) * (1 + 1e-9)
     pairs = make_problem([3 * 8192] * 5, **given(7, 8192, max_degree=3))  # two at once
     assert lower_bound(pairs) >= 5 * alone / 2 * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("speeds", [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.8, 0.8]])
+def test_sequences_that_each_need_just_half_of_all_replicas_run_side_by_side(speeds: list[float]) -> None:
+    problem = make_problem([2 * 8192] * 2, **given(4, 8192, speeds=speeds, max_degree=2, node_size=2))
+    found = simulate(problem, [Draft((0, 1), (0,)), Draft((2, 3), (1,))]).makespan
+    assert lower_bound(problem) <= found * (1 + 1e-9)
+
+
+def test_a_ring_of_all_replicas_of_a_node_has_the_links_within_it() -> None:
+    cost = dataclasses.replace(COST, constants=msgspec.structs.replace(COST.constants, between_nodes_gbps=0.01))
+    problem = make_problem([4 * 8192], **given(8, 8192, cost=cost, max_degree=4, node_size=4))
+    assert lower_bound(problem) <= simulate(problem, [Draft((0, 1, 2, 3), (0,))]).makespan * (1 + 1e-9)
+
+
+def test_long_sequences_that_share_a_ring_have_the_cost_of_one_task() -> None:
+    cost = dataclasses.replace(COST, constants=msgspec.structs.replace(COST.constants, task_ms=1000.0))
+    problem = make_problem([12 * K] * 2, **given(3, 8192, cost=cost))
+    assert lower_bound(problem) <= simulate(problem, [Draft((0, 1, 2), (0, 1))]).makespan * (1 + 1e-9)
 
 
 def test_a_crowd_of_long_sequences_can_not_be_short_and_leave_the_fast_replicas_to_others() -> None:

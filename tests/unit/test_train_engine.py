@@ -27,8 +27,9 @@ from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Part, StepClock, StepOutcome, by_wave, parts, run_operations, run_waves
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.llama import RMSNorm
-from coxswain_train.model.loss import IGNORED, linear_cross_entropy
+from coxswain_train.model.loss import IGNORED, IdRange, linear_cross_entropy
 from coxswain_train.parallel.clock import DeviceClock
+from tests.distributed.threads import ThreadWorld, run_threads
 
 MODEL = ModelConfig(layers=2, hidden=8, heads=1, kv_heads=1, feed_forward=8)
 
@@ -56,13 +57,23 @@ def test_the_loss_in_chunks_of_any_size_equals_torchs_with_its_gradients(chunk: 
         assert torch.allclose(mine, other, rtol=1e-12)
 
 
-def test_the_loss_of_bf16_weights_is_computed_and_summed_in_fp32() -> None:
-    """The logits are bf16; what follows adds no error of bf16, neither in a row nor over 3,000 rows."""
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_loss_of_bf16_weights_is_computed_and_summed_in_fp32(trained: bool, ranks: int) -> None:
+    """The logits are bf16; what follows adds no error of bf16, neither in a row nor over 3,000 rows: in training and in an
+    evaluation, and where a tensor group shares the head."""
     hidden, weight, labels = samples(3000, torch.bfloat16)
-    found = linear_cross_entropy(hidden, weight, labels, 10)
+
+    def member(world: ThreadWorld) -> Tensor:
+        mine = weight[: 19 if ranks == 1 else 8] if world.rank == 0 else weight[8:]
+        group = world.tensor_group(tuple(range(ranks)))
+        with torch.set_grad_enabled(trained):  # of this thread
+            return linear_cross_entropy(hidden, mine, labels, 10, IdRange(group, 8 * world.rank) if group else None)
+
+    found = run_threads(ranks, member)
     exact = functional.cross_entropy((hidden @ weight.T).double(), labels, reduction="sum")
-    assert found.dtype == torch.float32
-    assert float(found) == pytest.approx(float(exact), rel=1e-5)
+    assert [x.dtype for x in found] == [torch.float32] * ranks
+    assert [float(x) for x in found] == pytest.approx([float(exact)] * ranks, rel=1e-5)
 
 
 def test_the_gradient_of_a_bf16_head_is_summed_over_chunks_in_fp32() -> None:
@@ -97,6 +108,11 @@ def test_the_rate_warms_up_then_falls_to_its_minimum_and_stays() -> None:
 def test_a_constant_schedule_warms_up_and_stays_at_its_peak() -> None:
     config = OptimizerConfig(learning_rate=2.0, warmup_steps=2, schedule="Constant")
     assert [learning_rate(config, step, 5) for step in range(5)] == [1.0, 2.0, 2.0, 2.0, 2.0]
+
+
+def test_a_decay_longer_than_what_follows_the_warm_up_begins_at_the_peak_and_ends_with_the_job() -> None:
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=10, schedule="WSD", decay_steps=20, minimum_ratio=0.0)
+    assert [learning_rate(config, step, 20) for step in (9, 10, 15, 20)] == [1.0, 1.0, 0.5, 0.0]
 
 
 def test_a_schedule_without_a_warm_up_begins_at_its_peak() -> None:

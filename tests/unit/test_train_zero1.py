@@ -214,12 +214,11 @@ def test_a_rank_reports_its_loss_its_labels_its_plan_and_the_square_of_its_part_
 
 
 def test_the_norm_the_loss_and_the_digest_of_a_step_are_over_all_ranks() -> None:
-    half = float(1 << 31)
-    found = check_stats(
-        [[*NINE, 1.5, 4.0, 7.0, half, half], [*SIXTEEN, 2.5, 6.0, 7.0, half, half]], RankStats(1.5, 4, 10, 7)
-    )
+    half, none = float(1 << 31), Square().row()
+    first, second = [*NINE, 1.5, 4.0, 7.0, half, half], [*SIXTEEN, 2.5, 6.0, 7.0, half, half]
+    found = check_stats([first, second, [*none, 0.0, 0.0, 7.0, 1.0, half]], RankStats(1.5, 4, 10, 7))
     assert (found.norm, found.loss_sum) == (5.0, 4.0)
-    assert found.delivered == 1 << 32  # modulo 2^64
+    assert found.delivered == (1 << 33) + (1 << 31)  # the low halves carry; modulo 2^64
 
 
 @pytest.mark.parametrize("labels", [9, 11])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
@@ -187,7 +188,8 @@ async def test_only_the_first_world_of_a_coordinator_drops_orphans(tmp_path):
 
 
 @RIVALS
-async def test_a_superseded_coordinator_that_had_no_world_deletes_nothing_at_its_end(tmp_path, rival):
+@pytest.mark.parametrize("late", [False, True], ids=["before the stop", "while it ends"])
+async def test_a_superseded_coordinator_that_had_no_world_deletes_nothing_at_its_end(tmp_path, rival, late):
     """Shards without a manifest are those that the other's world saves now."""
     job = small(tmp_path)
     async with training(job) as first:
@@ -196,10 +198,14 @@ async def test_a_superseded_coordinator_that_had_no_world_deletes_nothing_at_its
     async with leading(job, "two") as lead:
         lead.index()
         await lead.until(lambda: lead.state.index_progress.index)
-        rival(lead.store, record)
         lead.store.put(ORPHAN, b"x")
+        if late:
+            lead.executor.before["collect_garbage"] = lambda: rival(lead.store, record)
+        else:
+            rival(lead.store, record)
         lead.state.request_stop(wire.StopRequest("suspend"))
-        assert (await lead.work).exit_code == 3
+        with nullcontext() if late else pytest.raises(Stale, match="another coordinator has"):
+            assert (await lead.work).exit_code == 3
         assert ORPHAN in lead.keys("shards/")
 
 

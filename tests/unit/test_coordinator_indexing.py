@@ -105,11 +105,13 @@ def test_a_share_that_is_split_in_another_way_begins_again(tmp_path):
     progress.assign(["loader-0"])
     code, docs = parts_of(mix, 1)
     progress.add(docs)
-    progress.add(next(messages(code, most=1)))
+    for single in messages(code, most=1):
+        progress.add(single)
     halves = list(messages(code, most=-(-BLOCKS // 2)))
     progress.add(halves[1])
     assert not progress.complete
     progress.add(halves[0])
+    assert progress.complete
     assert merge(mix, progress.parts()) == merge(mix, [code, docs])
 
 

@@ -199,12 +199,17 @@ def test_a_worker_is_believed_only_what_its_device_and_pod_can_hold_of_that_gene
     assert list(standings(layout, [member], BEFORE)) == ([] if rank is None else [(rank, held)])
 
 
+async def lost(lead: Lead) -> list[wire.Register]:
+    """Loses a world behind step 2; returns what its two agents say, all of whose workers hold the state and a copy."""
+    await lead.close(0, 1)
+    lead.state.mark_world_lost("the network broke")
+    return holds(lead, 2, copies=True)
+
+
 @pytest.mark.parametrize("work", ["create_generation", "drop_belated"])
 async def test_a_trainer_that_is_lost_while_its_world_is_recorded_is_not_in_that_world(tmp_path, work):
     async with training(small(tmp_path)) as lead:
-        await lead.close(0, 1)
-        lead.state.mark_world_lost("the network broke")
-        one, two = holds(lead, 2, copies=True)
+        one, two = await lost(lead)
         register(lead, one, two)
         again = replace(two, instance="two", pod="new", held=())
         lead.executor.before[work] = lambda: register(lead, again)
@@ -227,9 +232,7 @@ async def test_living_state_of_the_step_of_the_newest_checkpoint_is_taken_rather
 
 async def test_imports_that_end_while_a_world_is_recorded_leave_it_as_it_is(tmp_path):
     async with training(small(tmp_path)) as lead:
-        await lead.close(0, 1)
-        lead.state.mark_world_lost("the network broke")
-        one, two = holds(lead, 2, copies=True)
+        one, two = await lost(lead)
         register(lead, one, replace(two, starting=True))
         lead.executor.before["create_generation"] = lambda: register(lead, two)
         await begun(lead, 2)
@@ -238,9 +241,7 @@ async def test_imports_that_end_while_a_world_is_recorded_leave_it_as_it_is(tmp_
 @pytest.mark.parametrize("change", [{"pod": "new", "instance": "new"}, {"left": 1, "held": ()}], ids=["pod", "worker"])
 async def test_a_world_is_not_entered_where_a_trainer_has_changed_while_it_was_recorded(tmp_path, change):
     async with training(small(tmp_path)) as lead:
-        await lead.close(0, 1)
-        lead.state.mark_world_lost("the network broke")
-        one, two = holds(lead, 2, copies=True)
+        one, two = await lost(lead)
         register(lead, one, two)
         lead.executor.before["create_generation"] = lambda: register(lead, replace(two, **change))
         await begun(lead, 3)

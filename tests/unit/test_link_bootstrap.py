@@ -13,7 +13,8 @@ import pytest
 
 from coxswain.import_guard import block_imports, empty_modules
 
-BLOCKS = "import threading; print('importing', flush=True); threading.Event().wait()"
+# An import runs Python all the time: a wait for a lock loses a signal that comes just before it.
+IMPORTS = "print('importing', flush=True)\nwhile True:\n    pass\n"
 SERVICES = ["coxswain_data.loader", "coxswain_data.constructor", "coxswain_train.agent", "coxswain_coordinator"]
 NEEDLESS = {
     "coxswain_data.loader": "aiohttp rich boto3 scipy torch",
@@ -27,7 +28,7 @@ NEEDLESS = {
 
 @pytest.mark.parametrize("command", [["coxswain_operator"], *(["coxswain_link.bootstrap", s] for s in SERVICES)])
 def test_a_process_that_still_imports_exits_on_sigterm(tmp_path, command):
-    (tmp_path / "msgspec.py").write_text(BLOCKS)
+    (tmp_path / "msgspec.py").write_text(IMPORTS)
     process = subprocess.Popen(
         [sys.executable, "-m", *command],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

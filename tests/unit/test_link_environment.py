@@ -25,6 +25,8 @@ def main(env):
 
 leave(run_service(main))
 """
+# The signal may come at any moment: a wait for a lock would lose one that comes just before it.
+WORK = ["print('up', flush=True)", "while True: pass"]
 
 
 def start(folder: Path, body: str) -> subprocess.Popen[str]:
@@ -52,10 +54,8 @@ def end(service: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_a_service_that_gets_sigterm_cleans_up_and_exits_with_1(tmp_path):
-    body = "\n    ".join(
-        ["try: print('up', flush=True); threading.Event().wait()", "finally: print('clean', file=sys.stderr)"]
-    )
-    service = start(tmp_path, body)
+    lines = ["try:", *(f"    {line}" for line in WORK), "finally: print('clean', file=sys.stderr)"]
+    service = start(tmp_path, "\n    ".join(lines))
     assert service.stdout.readline() == "up\n"
     service.send_signal(signal.SIGTERM)
     code, errors = end(service)
@@ -65,7 +65,7 @@ def test_a_service_that_gets_sigterm_cleans_up_and_exits_with_1(tmp_path):
 
 
 def test_the_signal_passes_through_code_that_catches_every_exception(tmp_path):
-    lines = ["print('up', flush=True)", "try: threading.Event().wait()", "except Exception: return 0"]
+    lines = ["try:", *(f"    {line}" for line in WORK), "except Exception: return 0"]
     service = start(tmp_path, "\n    ".join(lines))
     assert service.stdout.readline() == "up\n"
     service.send_signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ RUN_DIR ?= runs/stdlib
 CORPUS := runs/corpus
 TEST_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm versitygw promtool
 E2E_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl coredns pause helm versitygw
-SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok kubectl jobset trainer training-operator
+SCALE_TOOLS := etcd kube-apiserver kube-controller-manager kube-scheduler kwok kubectl jobset trainer training-operator prometheus
 # More than processors: half of a test's time is a wait for real processes.
 WORKERS ?= 4
 # Tests that take long compute more than they wait.

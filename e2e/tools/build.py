@@ -25,7 +25,7 @@ MODULE = Path(__file__).resolve().parent
 PEERS = ("jobset", "trainer", "training-operator")
 # Tools with a module in a folder beside this file: some that need other libraries than the rest, and
 # one of our own. CoreDNS has a folder, too, whose program leaves out most plugins.
-OWN_MODULE = ("kwok", "pause", "promtool", *PEERS)
+OWN_MODULE = ("kwok", "pause", "prometheus", "promtool", *PEERS)
 CACHE = MODULE.parents[1] / ".cache"
 BIN = CACHE / "bin"
 SCRATCH = CACHE / "go" / "scratch"
@@ -46,13 +46,14 @@ TOOLS = {
     "helm": "helm.sh/helm/v3/cmd/helm",
     "versitygw": "github.com/versity/versitygw/cmd/versitygw",
     "pause": "coxswain.dev/pause",
+    "prometheus": "github.com/prometheus/prometheus/cmd/prometheus",
     "promtool": "github.com/prometheus/prometheus/cmd/promtool",
     "jobset": "sigs.k8s.io/jobset",
     "trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",
     "training-operator": "github.com/kubeflow/training-operator/cmd/training-operator.v1",
 }
-# Build tags of a tool. Without this one promtool also holds the libraries of two dozen clouds.
-TAGS = {"promtool": "remove_all_sd"}
+# Build tags of a tool. Without this one they also hold the libraries of two dozen clouds.
+TAGS = {"prometheus": "remove_all_sd", "promtool": "remove_all_sd"}
 # Without the version nodes and `kubectl version` report `v0.0.0-master+$Format:%H$`.
 LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}"
 # The linker drops what debuggers read (-s -w), so the compiler need not write it.

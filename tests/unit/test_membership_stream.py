@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -46,6 +47,15 @@ def test_any_cursor_gives_the_same_continuation(seed, k):
     all_steps = steps(two_sources(seed), 40)
     fresh = two_sources(seed)
     assert steps(fresh, 40 - k, all_steps[k].cursor) == all_steps[k:]
+
+
+def test_a_stream_holds_the_order_of_one_pass_of_a_source_however_many_were_drawn():
+    """An order has 16 bytes a block; sources have millions, and small ones hundreds of passes."""
+    s = two_sources(1)
+    orders = {name: [weakref.ref(s.order(name, epoch)) for epoch in range(5)] for name in ("code", "docs")}
+    assert {name: [o() is not None for o in found] for name, found in orders.items()} == {
+        name: [False] * 4 + [True] for name in ("code", "docs")
+    }
 
 
 @calm

@@ -12,7 +12,7 @@ from coxswain_coordinator.tracking.sinks import Sink, scalars
 
 log = logging.getLogger(__name__)
 
-_WAITING = 100_000  # steps that wait for a slow tracker, some 70 MB; later ones are dropped until there is room
+_WAITING = 100_000  # steps that wait for a slow tracker, some 50 MB; later ones are dropped until there is room
 CLOSE_SECONDS = 15.0  # for a tracker to write what waits at the end of a job
 
 Scalars = tuple[int, dict[str, float]]

@@ -65,6 +65,13 @@ def test_a_segment_holds_eight_steps_and_the_next_one_begins_behind_it(tmp_path)
     assert (first.next, second.next, second.end) == (8, 16, None)
 
 
+def test_a_committer_holds_one_segment_however_many_it_has_committed(tmp_path):
+    """One of a large job is a million objects. All of it is in the plan log."""
+    found = committer(make_job(tmp_path))
+    commit(found, 5)
+    assert [list(held) for held in (found._segments, found._parts)] == [[4], [4]]
+
+
 def test_a_step_without_a_label_amid_the_stream_has_a_plan_as_any_other(tmp_path):
     """In steps of one token, those with the ends of documents."""
     job = make_job(tmp_path, batch=BatchConfig(tokens_per_step=1, max_sequence_tokens=1))

@@ -114,9 +114,12 @@ def test_the_cursor_of_a_requested_checkpoint_is_kept_until_its_manifest_is_made
 
 def test_plans_of_closed_steps_are_dropped(tmp_path):
     s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
-    s.forget_before(6)
-    assert [plan.step for plan in s.plans_from(0).plans] == [6, 7]
+    s.add(replace_cursors(committed(*range(8)), s))
+    assert [s.directive(step).plan.step for step in range(8)] == [*range(8)]
+    s.forget_before(7)
+    assert [plan.step for plan in s.plans_from(0).plans] == [7]
+    assert [s.directive(step) is not None for step in range(8)] == [False] * 7 + [True], "a directive holds its plan"
+    assert sorted(s.cursors) == [6, 7], "a checkpoint of step 6 may come"
 
 
 def test_a_world_left_for_a_change_of_the_coordinator_before_is_not_over_before_its_state_is_saved(tmp_path):

@@ -142,6 +142,17 @@ def test_items_that_are_drawn_by_turns_from_eight_places_are_unpacked_once(monke
     assert len(made) == 8
 
 
+def test_of_a_packed_sequence_that_is_walked_by_place_few_items_stay_unpacked(monkeypatch):
+    """Else a source would be in memory whole once each of its blocks was read."""
+    packed = Packed((ObjectInfo(f"{n:05}", n, "e") for n in range(10_000)), ObjectInfo)
+    made: list[object] = []
+    decompressor = zstandard.ZstdDecompressor
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", lambda: made.append(None) or decompressor())
+    for _ in range(2):
+        assert [packed[place].size for place in range(9_999, 0, -100)] == [*range(9_999, 0, -100)]
+    assert len(made) == 2 * len(packed._chunks)
+
+
 def test_a_row_is_found_by_its_whole_key_alone():
     table = RowTable(KEY)
     first, second, absent = b"ab" + b"1" * 14, b"ab" + b"2" * 14, b"ab" + b"3" * 14

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from coxswain.errors import Refused
 from coxswain.membership.order import SourceView
-from coxswain.membership.stream import initial_cursor, largest_deficit, used_up
+from coxswain.membership.stream import enter_mix, initial_cursor, largest_deficit, used_up
 from tests.unit.membership_fakes import random_view, steps, stream, view
 
 SEEDS = st.integers(0, 10_000)
@@ -46,6 +47,27 @@ def test_any_cursor_gives_the_same_continuation(seed, k):
     all_steps = steps(two_sources(seed), 40)
     fresh = two_sources(seed)
     assert steps(fresh, 40 - k, all_steps[k].cursor) == all_steps[k:]
+
+
+@pytest.mark.parametrize(("allowed", "left"), [(0, False), (1, True), (2, True), (3, False)])
+def test_an_edit_of_the_mix_judges_passes_and_deficits_of_every_source_again(allowed, left):
+    """Two passes are done: a source comes back where the edit allows more, and leaves where it allows fewer."""
+    mix, cursor = two_sources(1, passes=allowed).mix, initial_cursor(two_sources(1).mix)
+    sources = tuple(msgspec.structs.replace(c, epoch=2, tokens=9, exhausted=not left) for c in cursor.sources)
+    cursor = msgspec.structs.replace(cursor, sources=sources, phase=1)
+    assert enter_mix(mix, 0, cursor) is cursor
+    edited = enter_mix(mix, 1, cursor)
+    assert [(c.epoch, c.tokens, c.exhausted) for c in edited.sources] == [(2, 0, left)] * 2
+    assert (edited.mix, edited.phase) == (1, 0)
+
+
+def test_a_stream_holds_the_order_of_one_pass_of_a_source_however_many_were_drawn():
+    """An order has 16 bytes a block; sources have millions, and small ones hundreds of passes."""
+    s = two_sources(1)
+    orders = {name: [weakref.ref(s.order(name, epoch)) for epoch in range(5)] for name in ("code", "docs")}
+    assert {name: [o() is not None for o in found] for name, found in orders.items()} == {
+        name: [False] * 4 + [True] for name in ("code", "docs")
+    }
 
 
 @calm

@@ -64,6 +64,19 @@ def test_columns_are_whole_nodes_whose_rings_follow_each_other_and_end_in_time(u
     assert placed >= 10
 
 
+@pytest.mark.parametrize("most", [8, 16, 24])
+def test_no_ring_of_a_column_has_more_members_than_the_maximum_degree(most: int) -> None:
+    """A wider column would run more of them one after another: the validator refuses such a plan, and the step has none."""
+    placed, widest = 0, 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        lengths = [rng.randint(9, 8 * most) * K for _ in range(rng.randint(4, 14))]
+        problem = make_problem(lengths, **given(64, 8 * K, max_degree=most))
+        if schedule := place_columns(problem, *long_of(problem), rng.uniform(1, 1.4) * problem.lower_bound()):
+            placed, widest = placed + 1, max(widest, *(len(ring.members) for ring in schedule.rings))
+    assert (placed >= 5, widest) == (True, most)
+
+
 def test_columns_refuse_too_little_time_and_nodes_of_different_sizes() -> None:
     problem = make_problem([60 * K, 50 * K, 40 * K], **given(16, 8 * K))
     long, short = long_of(problem)

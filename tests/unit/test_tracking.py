@@ -6,6 +6,7 @@ import importlib.util
 import json
 import struct
 import threading
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -185,7 +186,7 @@ def test_a_tracker_that_is_given_up_keeps_no_lines(tmp_path: Path) -> None:
     for step in range(4, 100):
         tracking.add(replace(LINE, step=step))
     (outlet,) = tracking._outlets
-    assert outlet._lines.qsize() <= 1
+    assert outlet._steps.qsize() <= 1
 
 
 def test_a_tracker_that_hangs_delays_no_step_and_not_the_end(tmp_path: Path) -> None:
@@ -196,6 +197,20 @@ def test_a_tracker_that_hangs_delays_no_step_and_not_the_end(tmp_path: Path) -> 
     tracking.close(0.01)
     assert not forever.is_set()
     forever.set()
+
+
+def test_a_step_that_waits_for_a_slow_tracker_takes_as_much_memory_whatever_the_number_of_sources() -> None:
+    forever = threading.Event()
+    tracking = Tracking({"wandb": lambda: forever.wait() and Broken()}, lambda *_: None)
+    sizes = []
+    for sources in (0, 300):
+        tracemalloc.start()
+        for step in range(100):
+            tracking.add(replace(LINE, step=step, tokens_by_source={f"source-{n}": step for n in range(sources)}))
+        sizes.append(tracemalloc.get_traced_memory()[0] / 100)
+        tracemalloc.stop()
+    forever.set()
+    assert max(sizes) < 2000, f"bytes of a step by number of sources: {sizes}"
 
 
 def test_a_job_without_trackers_starts_no_thread(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coxswain.boxes import full_box, intersect, window, zero_shard
+from coxswain.boxes import Box, full_box, intersect, window, zero_shard
 from coxswain.config import ModelConfig
 from coxswain.holdings import Holding, all_holdings
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.models import parameter_specs
-from coxswain.shards import shards
+from coxswain.shards import shards, staying
 from coxswain.transfers import Boxes, boxes_of
 from coxswain_train.parallel.buckets import entries_of, make_buckets
 from tests.layouts import LAYERS, SPECS, layout_of, layouts
@@ -223,3 +223,29 @@ def test_a_part_of_a_matrix_that_one_rank_alone_holds_travels_beside_the_part_th
     assert (halves.travels, halves.sole(0), halves.sole(1)) == ([True, True], {}, {})
     alone = shards([(Holding(full_box("v", (3, 2))), Holding(full_box("w", (8, 2))))])
     assert (alone.travels, alone.sole(0)) == ([False, False], {"v": 0, "w": 6})
+
+
+def test_a_cell_that_is_cut_in_columns_moves_in_runs_as_long_as_all_columns_allow() -> None:
+    """An index has 8 bytes for a run: of single elements it would take twice as much as they do."""
+    columns = [(Holding(Box("w", (0, first), (8, wide))),) for first, wide in ((0, 6), (6, 12), (0, 18))]
+    assert [(cell.box.shape, cell.unit) for cell in shards(columns).cells] == [((8, 6), 6), ((8, 12), 6)]
+    assert [cell.unit for cell in shards(whole({"w": (8, 6)}, 2)).cells] == [6]
+
+
+@given(layouts(), layouts(), st.randoms(use_true_random=False))
+def test_what_stays_on_a_rank_is_no_more_than_it_owned_in_the_same_boxes(
+    old: Layout, new: Layout, random: Random
+) -> None:
+    before, after = shards(small(old)), shards(small(new))
+    former = [random.randrange(-1, before.owners) for _ in range(after.owners)]
+    had = [set(before.boxes(rank)) if rank >= 0 else set() for rank in former]
+    same = [sum(box.elements for box in after.boxes(rank) if box in had[rank]) for rank in range(after.owners)]
+    assert all(0 <= found <= most for found, most in zip(staying(before, after, former), same, strict=True))
+    assert staying(before, before, range(before.owners)) == before.sizes()
+
+
+def test_rows_that_only_begin_or_only_end_where_they_did_do_not_stay() -> None:
+    """Of 12 rows two ranks own [0, 6) and [6, 12), three own four each."""
+    two, three = (shards(whole({"w": (12, 5)}, ranks)) for ranks in (2, 3))
+    assert staying(two, three, [0, -1, 1]) == [0, 0, 0]
+    assert staying(two, two, [0, -1]) == [30, 0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -52,14 +53,17 @@ class Reduction:
 
 
 def make(
-    dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]] = SHAPES, reduction: Reduction | None = None
+    dtype: torch.dtype,
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+    reduction: Reduction | None = None,
+    in_parts: Collection[str] = (),
 ) -> tuple[Zero1Optimizer, dict[str, nn.Parameter]]:
     """An optimizer of replicas of one device, with masters 0.5, 1.0, 1.5, ... in each box."""
     weights = {name: nn.Parameter(torch.empty(shape, dtype=dtype)) for name, shape in shapes.items()}
     reduction = reduction or Reduction()
     held = tuple(Holding(full_box(name, shape)) for name, shape in shapes.items())
     me = len(reduction.others)
-    optimizer = Zero1Optimizer(weights, shards([held] * (me + 1)), me, reduction)
+    optimizer = Zero1Optimizer(weights, shards([held] * (me + 1)), me, reduction, in_parts=in_parts)
     for values in optimizer.boxes()["parameter"].values():
         values.copy_((torch.arange(values.numel()) + 1).view(values.shape) / 2)
     optimizer.all_gather()
@@ -97,6 +101,19 @@ def test_bf16_gradients_of_several_tasks_add_up_in_fp32() -> None:
     gradient = optimizer.reduce()
     assert gradient.dtype == torch.float32
     assert gradient.tolist() == [257.5] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_gradient_that_the_last_backward_makes_in_parts_leaves_with_all_of_them(dtype: torch.dtype) -> None:
+    """As that of a tied head, where layers are recomputed. A second part would come behind the bucket of any other one."""
+    for in_parts in (("tied",), ()):
+        optimizer, weights = make(dtype, {"tied": (4, 2)}, Reduction(0.0), in_parts)
+        optimizer.expect_last()
+        (3 * weights["tied"]).sum().backward()  # type: ignore[no-untyped-call]
+        with nullcontext() if in_parts else pytest.raises(RuntimeError, match="tied: a second gradient"):
+            (4 * weights["tied"]).sum().backward()  # type: ignore[no-untyped-call]
+        if in_parts:
+            assert optimizer.reduce().tolist() == [7.0] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -12,8 +12,11 @@ from coxswain_coordinator.tracking.sinks import Sink, scalars
 
 log = logging.getLogger(__name__)
 
-_WAITING = 100_000  # lines that wait for a slow tracker, some 50 MB; later ones are dropped until there is room
+_WAITING = 100_000  # steps that wait for a slow tracker, some 50 MB; later ones are dropped until there is room
 CLOSE_SECONDS = 15.0  # for a tracker to write what waits at the end of a job
+
+Scalars = tuple[int, dict[str, float]]
+"""A step's number, and what trackers show of it."""
 
 OnFailure = Callable[[str, str], None]
 """(field of the tracker, error)."""
@@ -40,7 +43,7 @@ class _Outlet:
 
     def __init__(self, field: str, make: Callable[[], Sink], on_failure: OnFailure) -> None:
         self._field, self._make, self._on_failure = field, make, on_failure
-        self._lines: queue.Queue[StepLine | None] = queue.Queue(_WAITING)
+        self._steps: queue.Queue[Scalars | None] = queue.Queue(_WAITING)  # a line of 300 sources is 50 times as large
         self._thread: threading.Thread | None = None
 
     def add(self, line: StepLine) -> None:
@@ -50,28 +53,28 @@ class _Outlet:
                 self._thread.start()
             except RuntimeError as error:  # the process may have no more threads
                 self._give_up(error)
-        self._put(line)
+        self._put((line.step, scalars(line)))
 
     def close(self, seconds: float) -> None:
         if self._thread is not None and self._thread.ident is not None:
             self._put(None)
             self._thread.join(seconds)
 
-    def _put(self, line: StepLine | None) -> None:
+    def _put(self, step: Scalars | None) -> None:
         try:
-            self._lines.put_nowait(line)
+            self._steps.put_nowait(step)
         except queue.Full:
-            log.debug("tracking.%s is behind; a line is dropped", self._field)
+            log.debug("tracking.%s is behind; a step is dropped", self._field)
 
     def _run(self) -> None:
         try:
             sink = self._make()
-            while (line := self._lines.get()) is not None:
-                sink.write(line.step, scalars(line))
+            while (step := self._steps.get()) is not None:
+                sink.write(*step)
             sink.close()
         except Exception as error:  # of a package that is not ours
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        self._lines = queue.Queue(1)  # later lines find it full, those that wait are dropped
+        self._steps = queue.Queue(1)  # later steps find it full, those that wait are dropped
         self._on_failure(self._field, f"{type(error).__name__}: {error}"[:500])

@@ -80,6 +80,8 @@ def square_of(gradient: Tensor, runs: Sequence[Run], block: int = _CPU_BLOCK) ->
         return Square()
     leaves = torch.cat(parts)
     largest = float(leaves.max())  # nan where one is
+    if largest == 0.0:  # in the lowest bin, as where nothing is owned: a higher one would cut what other ranks have
+        return Square()
     if not largest < _LARGEST:
         return Square(top=largest if math.isnan(largest) else math.inf)
     top = max(_FLOOR, math.frexp(largest)[1] // WIDTH)

@@ -103,7 +103,7 @@ def test_a_model_of_ones_own_trains_in_rings_as_a_plain_torch_loop_trains_it() -
     for weights, _ in results:
         assert weights.keys() == expected.keys()
         assert max(float(np.abs(weights[name] - expected[name]).max()) for name in expected) <= 1e-12
-    assert np.allclose(np.sum([part for _, part in results], axis=0), losses, rtol=1e-12)
+    assert np.allclose(np.sum([part for _, part in results], axis=0), losses, rtol=1e-12, atol=0)
 
 
 def restored(world: ThreadWorld, uri: str) -> dict[str, np.ndarray]:

@@ -52,9 +52,9 @@ def test_the_loss_in_chunks_of_any_size_equals_torchs_with_its_gradients(chunk: 
     hidden.requires_grad_(), weight.requires_grad_()
     ours = linear_cross_entropy(hidden, weight, labels, chunk)
     theirs = functional.cross_entropy(hidden @ weight.T, labels, reduction="sum")
-    assert torch.allclose(ours, theirs, rtol=1e-13)
+    assert torch.allclose(ours, theirs, rtol=1e-13, atol=0)
     for mine, other in zip(gradients(ours, hidden, weight), gradients(theirs, hidden, weight), strict=True):
-        assert torch.allclose(mine, other, rtol=1e-12)
+        assert torch.allclose(mine, other, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -148,7 +148,7 @@ def plain_normal(seed: int, name: str, element: int) -> float:
 def test_initial_values_are_those_of_the_specified_generator(name: str, deviation: float) -> None:
     """With two layers there are four projections into the residual stream: half the deviation."""
     found = init_box(-5, full_box(name, (6, 7)), (6, 7), MODEL).ravel()
-    assert found.tolist() == pytest.approx([plain_normal(-5, name, i) * deviation for i in range(42)], rel=1e-6)
+    assert found.tolist() == pytest.approx([plain_normal(-5, name, i) * deviation for i in range(42)], rel=1e-6, abs=1e-12)
 
 
 def test_a_tensor_of_more_elements_than_are_made_at_one_time_is_whole() -> None:

@@ -16,9 +16,12 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from coxswain.api.validate import check
 from coxswain.metrics import METRICS
 from coxswain.names import CONDITIONS, EVENT_REASONS
 from coxswain_cli.__main__ import COMMANDS, PLAN_COMMANDS
+from tests.unit.fake_cluster import training_job
+from tests.unit.test_reconcile_children import made
 
 ROOT = Path(__file__).parents[2]
 ALONE = ("README.md", "examples/README.md", "charts/coxswain/README.md")
@@ -157,3 +160,25 @@ def test_the_chart_is_installed_with_values_that_exist() -> None:
     given = {key for page in PAGES for key in re.findall(r"--set(?:-string)? ([a-z][\w.]*)=", page.read_text())}
     assert "image.registry" in given
     assert sorted(key for key in given if key not in paths()) == []
+
+
+def requested(**spec: Any) -> dict[str, Any]:
+    """Resources of each container of a job, by its name."""
+    pods = [made(member, **spec)["spec"] for member in ("coordinator", "loader-0", "trainer-0")]
+    return {c["name"]: c.get("resources") for pod in pods for c in (*pod["containers"], *pod.get("initContainers", ()))}
+
+
+def test_the_requests_of_the_page_are_those_that_pods_get() -> None:
+    said = re.findall(r"^\| `(\w+)` \| (\d+m) \| (\w+) \|", OPERATIONS, re.MULTILINE)
+    assert [name for name, _, _ in said] == ["coordinator", "loader", "constructor"]
+    given = requested()
+    assert [given[name] for name, _, _ in said] == [{"requests": {"cpu": cpu, "memory": m}} for _, cpu, m in said]
+
+
+def test_the_example_of_requests_fits_a_job_and_its_pods_get_them() -> None:
+    (shown,) = re.findall(r"^```yaml\n(spec:\n  data:.*?)^```$", OPERATIONS, re.DOTALL | re.MULTILINE)
+    example, job = yaml.safe_load(shown)["spec"], training_job()
+    spec = {field: {**job["spec"].get(field, {}), **example[field]} for field in example}
+    assert check({**job, "spec": {**job["spec"], **spec}}) == []
+    asked = [*spec["data"]["template"]["spec"]["containers"], *spec["trainers"]["template"]["spec"]["initContainers"]]
+    assert {c["name"]: c["resources"] for c in asked}.items() <= requested(**spec).items()

@@ -26,7 +26,7 @@ class Measured:
 
 
 class Numbers(dict[str, int]):
-    """A number for each name, in the order in which they were first asked for. None is given twice, even where its name is gone."""
+    """A number for each name, in the order in which they were first asked for. None is given twice, even when forgotten."""
 
     def __init__(self) -> None:
         super().__init__()

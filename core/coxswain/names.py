@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 GROUP = "coxswain.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -59,12 +61,14 @@ CONDITIONS = (
     "Succeeded", "Validated", "DataReady", "PodsReady", "Progressing", "Degraded", "Suspended", "CheckpointFresh",
 )  # fmt: skip
 
-EVENT_REASONS = (
+EventReason = Literal[
     "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "SourceExhausted", "NodeLost", "PodDisrupted",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "GangReleased", "Suspended", "Resumed", "Completed", "Failed",
-    "EditPending", "StrategyChosen", "NodeQuarantined", "NodeKept", "StragglerDetected",
+    "EditPending", "StrategyChosen", "PlanLate", "PlanFailed", "NodeQuarantined", "NodeKept", "StragglerDetected",
     "StragglerRecovered", "LayoutChanged", "LayoutMeasured", "FailedDelete", "FailedUpdate",
-)  # fmt: skip
+]  # fmt: skip
+EVENT_REASONS: tuple[EventReason, ...] = get_args(EventReason)
+"""The operator publishes an event of no other reason."""
 
 
 def host_port(host: str, port: int) -> str:

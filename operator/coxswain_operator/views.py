@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from coxswain.names import ANNOTATION_RETRY
+from coxswain.names import ANNOTATION_RETRY, EventReason
 
 Manifest = dict[str, Any]
 Conditions: TypeAlias = frozenset[tuple[str, str]]
@@ -15,12 +15,9 @@ Conditions: TypeAlias = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An Event to publish about a TrainingJob, after the status write.
+    """An Event to publish about a TrainingJob, after the status write."""
 
-    `reason` is stable (coxswain.names.EVENT_REASONS).
-    """
-
-    reason: str
+    reason: EventReason
     message: str
     warning: bool = False
     time: float = 0.0  # when it happened, in seconds since 1970; 0: now

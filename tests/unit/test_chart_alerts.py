@@ -140,7 +140,7 @@ def test_more_than_six_failed_passes_in_ten_minutes_raise_the_alert_once_that_la
     tmp_path: Path, errors: int, name: str
 ) -> None:
     tenth = " ".join(f"{errors * n / 10}" for n in range(61))
-    series = passes_of("error", tenth) | passes_of("success", "0+60x60") | passes_of("conflict", "0+60x60")
+    series = passes_of("error", tenth) | passes_of("ok", "0+60x60") | passes_of("conflict", "0+60x60")
     assert_firing(tmp_path, series, m20="", m30=name, m50=name)
 
 

@@ -92,6 +92,18 @@ def test_a_panel_of_a_job_of_a_thousand_trainers_and_sources_has_few_lines(panel
     assert [q for q, _ in panel.queries if many.search(q) and not re.match(r"(topk|bottomk)\(\d+, ", q)] == []
 
 
+@pytest.mark.parametrize("panel", PANELS)
+def test_the_unit_of_a_panel_is_that_of_its_metrics(panel: Panel) -> None:
+    units = {"_seconds": "s", "_bytes": "bytes", "_fraction": "percentunit", "_utilization": "percentunit"}
+    names = [
+        name.removesuffix("_bucket")
+        for query, _ in panel.queries
+        for name, _ in asked(query.replace("$__rate_interval", "5m"))
+    ]
+    wanted = {unit for name in names for ending, unit in units.items() if name.endswith(ending)}
+    assert not wanted or wanted == {panel.unit}
+
+
 @pytest.mark.parametrize("what", ["step", "checkpoint", "evaluation"])
 def test_what_takes_an_hour_is_shown_as_an_hour(what: str) -> None:
     """A quantile of a histogram is at most its last bucket."""

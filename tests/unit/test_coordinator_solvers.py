@@ -18,13 +18,14 @@ from msgspec.structs import replace
 from coxswain.config import JobConfig, ParallelConfig
 from coxswain.errors import Refused, Retryable
 from coxswain.layout import Device, uniform_layout
+from coxswain.names import EVENT_REASONS
 from coxswain.plan import planners
 from coxswain.planlog import PlacementSegment
 from coxswain.wire import StepLine
 from coxswain_coordinator import driver
 from coxswain_coordinator.planning import committer as committing
 from coxswain_coordinator.planning.committer import LOOK_AHEAD_SECONDS, patience
-from coxswain_coordinator.planning.late_plans import LatePlans
+from coxswain_coordinator.planning.late_plans import LatePlans, reason_of
 from coxswain_coordinator.planning.placers import Missing, Placed, in_processes, in_turn, place_step
 from coxswain_coordinator.planning.solvers import Failed, Solved, Solvers
 from tests.unit import solver_doubles
@@ -208,6 +209,12 @@ def test_late_plans_are_at_most_one_event_a_minute_that_counts_the_others():
     assert message == (
         "the evaluation: balance FlexSP failed (ValueError: no solution), so Makespan has placed it; so it was for 3 more"
     )
+
+
+@pytest.mark.parametrize("fault", ["", "ValueError: no solution"])
+def test_the_event_of_a_late_or_failed_plan_reaches_kubernetes(fault):
+    """The operator publishes only reasons of its list."""
+    assert reason_of(Missing(12, "FlexSP", 1, fault)) in EVENT_REASONS
 
 
 # --- the plan log ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from coxswain.api.validate import defaulted
 from coxswain_cli.__main__ import app
+from coxswain_cli.readers import cluster
 from coxswain_cli.workdir import is_open, request_trainers, taken_request
 from tests.api_samples import sample
 from tests.unit import report_samples as samples
@@ -127,3 +128,14 @@ def test_a_place_that_holds_no_job_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     assert "holds no TrainingJob" in scale(tmp_path, 2)[1]
     assert scale(tmp_path / "nowhere", 2)[0] == 2
+
+
+@pytest.mark.parametrize("option", ["--kubeconfig", "--context", "--namespace"])
+def test_each_option_that_names_a_place_leads_to_the_cluster_there(
+    option: str, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job below runs/ of the same name is not meant."""
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(cluster, "scale", lambda place, job, trainers: asked.append((job, trainers)) or job)
+    assert scale(workdir, 3, option, "there")[0] == 0
+    assert asked == [(str(workdir), 3)]

@@ -21,7 +21,7 @@ def refused(value: Any) -> FieldError:
     """The one fault, which `check` reports alone, whatever else is wrong with the object."""
     manifest = {**sample("TrainingJob"), "metadata": {"name": "a", "labels": {"x": [0, value]}}, "unknown": 1}
     (fault,) = check(manifest)
-    assert [fault] == list(check_values(manifest))
+    assert [fault] == list(check_values(manifest, {}))
     return fault
 
 
@@ -40,6 +40,23 @@ def test_a_whole_number_outside_64_bits_is_refused_with_the_bounds(value: int) -
     assert "is out of bounds" in fault.message
     assert fault.allowed == "-9223372036854775808 to 9223372036854775807"
     assert fault.way_out == "write a number within the bounds"
+
+
+@pytest.mark.parametrize("given", [2**63, -(2**63) - 1, 12345678901234567890123])
+def test_a_whole_number_outside_64_bits_is_refused_with_the_bounds_of_its_field(given: int) -> None:
+    job = sample("TrainingJob")
+    job["spec"] |= {"batch": {**job["spec"]["batch"], "tokensPerStep": given}}
+    (fault,) = check(job)
+    assert fault.path == "spec.batch.tokensPerStep" and str(given) in fault.message
+    assert fault.allowed == "1 to 1000000000"
+
+
+@pytest.mark.parametrize("given", [2**63, -(2**63) - 1])
+def test_a_whole_number_outside_64_bits_in_a_list_is_refused_with_the_bounds_of_its_field(given: int) -> None:
+    mix = sample("DataMix")
+    mix["spec"]["sources"][0] |= {"weight": given}
+    (fault,) = check(mix)
+    assert (fault.path, fault.allowed) == ("spec.sources[0].weight", "0 to 1000000")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -67,7 +84,7 @@ def test_half_a_surrogate_pair_is_refused_and_printed_escaped(value: Any) -> Non
 
 
 def test_the_largest_and_the_smallest_numbers_are_welcome() -> None:
-    assert list(check_values({"a": [2**63 - 1, -(2**63), 1.7e308, -0.0, True, None, "ü"]})) == []
+    assert list(check_values({"a": [2**63 - 1, -(2**63), 1.7e308, -0.0, True, None, "ü"]}, {})) == []
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
 from coxswain.errors import Retryable
 from coxswain_operator.cluster import AlreadyExists, Conflict, Denied
-from coxswain_operator.kubernetes import events as events_module
 from coxswain_operator.kubernetes.connection import JSON, MERGE
 from coxswain_operator.kubernetes.event_aggregator import WINDOW_SECONDS, EventAggregator
-from coxswain_operator.kubernetes.events import Events
+from coxswain_operator.kubernetes.events import COUNT_SECONDS, Events
 from coxswain_operator.views import Event, Manifest
 from tests.unit.fake_cluster import training_job
 
@@ -50,12 +48,15 @@ def test_what_is_older_than_ten_minutes_is_forgotten_once_its_count_is_published
     book = EventAggregator()
     added(book, "counted", "counted", "plain")
     book.add(("other", "Failed"), "young", "/e", 1.0)
+    assert book.remembered == 3
     book.forget(600.0)
-    assert [s.message for series in book._series.values() for s in series] == ["counted", "young"]
-    book.unpublished()[0].published = 2
+    assert book.remembered == 2
+    (counted,) = book.unpublished()
+    assert counted.message == "counted"
+    counted.published = 2
     book.forget(600.0)
-    assert list(book._series) == [("other", "Failed")]
-    assert book.unpublished() == []
+    assert (book.remembered, book.unpublished()) == (1, [])
+    assert book.add(("other", "Failed"), "young", "/e", 600.0) is None
 
 
 class Server:
@@ -111,25 +112,25 @@ async def test_what_is_said_again_is_counted_in_the_event_that_is_there_at_the_l
     assert counted["series"]["count"] == 3
 
 
-async def test_a_count_is_written_once_and_an_event_that_is_old_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, looked = Server(), asyncio.Event()
+async def test_a_count_is_written_once_and_an_event_that_is_old_is_forgotten() -> None:
+    server, book, looked = Server(), EventAggregator(), asyncio.Event()
     pauses = iter((None, None, looked))
     now = 1000.0
 
-    async def pause(_: float) -> None:
+    async def pause(seconds: float) -> None:
+        assert seconds == COUNT_SECONDS
         nonlocal now
         now += WINDOW_SECONDS
         if (last := next(pauses)) is not None:
             last.set()
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(events_module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": pause}))
-    monkeypatch.setattr(events_module.time, "monotonic", lambda: now)
-    async with Events(server) as events:  # type: ignore[arg-type]
+    async with Events(server, book, lambda: now, pause) as events:  # type: ignore[arg-type]
         for _ in range(2):
             events.put(job(), Event("NodeLost", "n is gone"))
+        assert book.remembered == 1
         await looked.wait()
-        assert events._book._series == {}
+        assert book.remembered == 0
     assert [method for method, *_ in server.sent] == ["POST", "PATCH"]
 
 

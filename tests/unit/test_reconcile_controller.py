@@ -293,6 +293,17 @@ async def test_a_name_that_another_owner_holds_is_tried_again_every_ten_seconds(
     assert "NameTaken: Service demo belongs to no TrainingJob" in world.condition("Succeeded")["message"]
 
 
+async def test_all_objects_that_hold_a_name_are_counted() -> None:
+    world = FakeCluster(
+        data_source(), data_mix(), training_job(), foreign_pod("demo-trainer-0-0"), foreign_pod("demo-trainer-1-0")
+    )
+    controller = Controller(world, world, world.clock)
+    for _ in range(3):
+        await controller.reconcile_job(NAMESPACE, "demo")
+        world.tick(10)
+    assert " (and 1 more)" in world.condition("Succeeded")["message"]
+
+
 async def test_a_name_that_an_earlier_job_of_the_same_name_still_holds_is_tried_again_every_second() -> None:
     owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": "demo", "uid": "before", "controller": True}
     head = {"name": "demo", "namespace": NAMESPACE, "ownerReferences": [owner], "finalizers": ["example.com/slow"]}

@@ -92,3 +92,9 @@ def test_a_pod_fits_where_nothing_that_is_known_speaks_against_it(
     room = {"nvidia.com/gpu": "8", "cpu": "96"}
     node = NodeView(frozenset({("Ready", "True")}), False, taints, {"pool": "a"}, room)
     assert misfit("n", node, spec(**pod), others) == why
+
+
+@pytest.mark.parametrize(("policy", "counts"), [("Always", True), ("OnFailure", False), ("Never", False)])
+def test_only_an_init_container_that_runs_on_counts_beside_the_others(policy: str, counts: bool) -> None:
+    beside = {"name": "a", "restartPolicy": policy, "resources": {"requests": {"cpu": "1"}}}
+    assert requests_of({"containers": [{"name": "b"}], "initContainers": [beside]}) == ({"cpu": 1.0} if counts else {})

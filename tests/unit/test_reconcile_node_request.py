@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as changed_settings
+
 import pytest
 from msgspec.structs import replace as changed
 
@@ -14,6 +16,7 @@ from tests.unit.fake_cluster import FakeCluster, copied, report
 from tests.unit.reconcile_scenes import NOW, Scene
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB
 from tests.unit.test_reconcile_quarantine import (
+    SETTINGS,
     SLOW,
     asking,
     avoided,
@@ -135,3 +138,32 @@ async def test_a_node_that_is_used_again_is_asked_about_again_an_hour_later() ->
     world.tick(node_request.PATIENCE_SECONDS + 1)
     await passes(world, 1)
     assert seconds(world.job["status"]["keptNode"]["until"]) == world.now - 1 + 3600
+
+
+async def test_a_job_that_asks_about_a_node_in_quarantine_is_not_answered_again() -> None:
+    world = await asking()
+    node(world, "spare")
+    quarantine_of(world, SLOW.node, "another")
+    await passes(world, 3)
+    assert (quarantined(world), said(world, "NodeKept"), world.job["status"].get("keptNode")) == ([SLOW.node], [], None)
+
+
+@pytest.mark.parametrize(("waited", "nodes"), [(599, ["elsewhere"]), (600, ["elsewhere", SLOW.node])])
+async def test_the_pause_between_two_quarantines_is_over_in_its_second(waited: int, nodes: list[str]) -> None:
+    world = await asking()
+    node(world, "spare")
+    quarantine_of(world, "elsewhere", "another")
+    world.tick(waited)
+    await passes(world, 1, changed_settings(SETTINGS, quarantine_limit=9))
+    assert quarantined(world) == nodes
+
+
+@pytest.mark.parametrize(("early", "nodes"), [(1, [SLOW.node]), (0, [])])
+async def test_a_trainer_without_a_node_has_waited_long_enough_in_the_second_of_the_pass_that_is_due(
+    early: int, nodes: list[str]
+) -> None:
+    world = await left_for_another()
+    created = seconds((world.pod("trainer-1") or {})["metadata"]["creationTimestamp"])
+    world.tick(created + node_request.PATIENCE_SECONDS - early - world.now)
+    await passes(world, 1)
+    assert quarantined(world) == nodes

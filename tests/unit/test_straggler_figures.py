@@ -39,6 +39,16 @@ def test_trainers_whose_node_is_not_known_have_one_of_their_own_and_others_share
     assert [place.trainer for place in found] == [0, 1, 2, 3]
 
 
+def test_pods_that_are_replaced_for_ever_leave_no_numbers_behind_and_none_gets_that_of_another(tmp_path):
+    job, pods, given = make_job(tmp_path, trainers=4), Numbers(), []
+    for world in range(1, 50):
+        members = [replace(a, pod=f"{a.pod}-{world}") if a.name == "trainer-1" else a for a in agents(4)]
+        record = next_generation(job, world, "me", members, (), at_checkpoint(job, None))
+        given.append([place.trainer for place in places_of(record, ["a"] * 4, pods)])
+    assert len(pods) == 4
+    assert given == [[0, 1 if world == 0 else world + 3, 2, 3] for world in range(49)]
+
+
 def test_a_step_has_each_ranks_waits_for_peers_and_for_data_and_the_longest_sequence_of_its_replica(tmp_path):
     job = make_job(tmp_path, trainers=2)
     record = next_generation(job, 1, "me", agents(2), (), at_checkpoint(job, None))

@@ -323,7 +323,8 @@ def test_places_say_which_pod_node_stage_and_shape_each_rank_has(tmp_path):
     record = next_generation(
         replace(job, parallelism=parallel), 1, "me", agents(2, devices=2), (), at_checkpoint(job, None)
     )
-    pods = Numbers({"another": 0})
+    pods = Numbers()
+    assert pods["another"] == 0
     found = places_of(record, ["node-a", ""], pods)
     assert [(p.trainer, p.device, p.node) for p in found] == [(1, 0, 0), (1, 1, 0), (2, 0, 1), (2, 1, 1)]
     assert [(p.replica, p.stage, p.tensor, p.kind) for p in found] == [

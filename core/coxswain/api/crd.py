@@ -11,7 +11,7 @@ import yaml
 
 from coxswain.api.common import Model
 from coxswain.api.effects import stated
-from coxswain.api.kinds import KINDS, Column, Kind
+from coxswain.api.kinds import BY_NAME, KINDS, Column, Kind
 from coxswain.api.pod_template import OWN, template_schema
 from coxswain.api.rules import RULES, Rule
 from coxswain.api.schema import Schema, structural
@@ -58,6 +58,12 @@ def _version(kind: Kind) -> dict[str, Any]:
     if kind.selectable:
         version["selectableFields"] = [{"jsonPath": path} for path in kind.selectable]
     return version
+
+
+def schema_of(value: Any) -> Schema:
+    """The schema of a value that names one of our kinds; empty: it names none."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    return object_schema(BY_NAME[kind]) if isinstance(kind, str) and kind in BY_NAME else {}
 
 
 @cache

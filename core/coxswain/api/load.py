@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from coxswain.api.crd import schema_of
 from coxswain.api.field_errors import FieldError, similar
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME
@@ -147,7 +148,7 @@ def _items(document: Any) -> list[Any]:
 
 
 def _document(path: Path, number: int, value: Any) -> Iterator[Document | FieldError]:
-    faults = _oversized(value) or list(check_values(value)) or _unknown(value)
+    faults = _oversized(value) or list(check_values(value, schema_of(value))) or _unknown(value)
     if faults:
         yield from (replace(fault, file=str(path), document=number) for fault in faults)
     else:

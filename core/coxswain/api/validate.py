@@ -10,7 +10,7 @@ from typing import Any
 from coxswain.api.auto_faults import TOO_SMALL
 from coxswain.api.cel_rules import check_rules
 from coxswain.api.common import NAME_LENGTH, PATTERNS, SUBDOMAIN
-from coxswain.api.crd import object_schema
+from coxswain.api.crd import object_schema, schema_of
 from coxswain.api.field_errors import FieldError, parse, shorten
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME, Kind
@@ -43,7 +43,7 @@ def check(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[F
 
     Values that JSON cannot hold are reported alone: neither the schema nor the rules are defined for them.
     """
-    if faults := list(check_values(manifest)):
+    if faults := list(check_values(manifest, schema_of(manifest))):
         return faults
     kind = BY_NAME.get(manifest.get("kind", ""))
     if kind is None:

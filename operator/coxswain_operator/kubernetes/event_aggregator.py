@@ -27,6 +27,11 @@ class EventAggregator:
     def __init__(self) -> None:
         self._series: dict[Subject, list[EventSeries]] = {}
 
+    @property
+    def remembered(self) -> int:
+        """How many Events are remembered."""
+        return sum(map(len, self._series.values()))
+
     def add(self, subject: Subject, message: str, path: str, now: float) -> EventSeries | None:
         """Returns a new Event at this path; None: an existing one was counted up."""
         present = [s for s in self._series.get(subject, ()) if now - s.last < WINDOW_SECONDS]

@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -29,8 +30,15 @@ _NOTE_LENGTH = 1024  # bytes that the API takes
 class Events:
     """Use as `async with`; leaving it writes what is left, for at most a few seconds."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._book = connection, EventAggregator()
+    def __init__(
+        self,
+        connection: Connection,
+        aggregator: EventAggregator | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._connection, self._book = connection, aggregator or EventAggregator()
+        self._clock, self._pause = clock, pause
         self._waiting: asyncio.Queue[tuple[str, str, Manifest]] = asyncio.Queue()  # method, path, body
 
     async def __aenter__(self) -> Events:
@@ -53,7 +61,7 @@ class Events:
         meta = involved["metadata"]
         subject, name = (str(meta["uid"]), event.reason), f"{meta['name']}.{secrets.token_hex(8)}"
         path = EVENTS.path(meta["namespace"], name)
-        if self._book.add(subject, event.message, path, time.monotonic()) is not None:
+        if self._book.add(subject, event.message, path, self._clock()) is not None:
             self._waiting.put_nowait(("POST", EVENTS.path(meta["namespace"]), _event(involved, event, name)))
 
     async def _write(self) -> None:
@@ -70,9 +78,9 @@ class Events:
 
     async def _count(self) -> None:
         while True:
-            await asyncio.sleep(COUNT_SECONDS)
+            await self._pause(COUNT_SECONDS)
             self._count_up()
-            self._book.forget(time.monotonic())
+            self._book.forget(self._clock())
 
     def _count_up(self) -> None:
         for series in self._book.unpublished():

@@ -62,7 +62,7 @@ def terminate(ctx: Context, ending: Termination) -> PolicyResult:
     status = replace(attempts.close_attempt(ctx.status, ending, ctx.now), completion_time=stamp(ctx.now))
     own = ending.rule in {rule.name for rule in ctx.spec.failure_policy.rules}  # users know only their own rules
     rule = f" (rule {ending.rule})" if own else ""
-    event = Event(ending.state, f"{ending.reason}: {ending.message}{rule}", warning=failed)
+    event = Event("Failed" if failed else "Completed", f"{ending.reason}: {ending.message}{rule}", warning=failed)
     return PolicyResult(
         ending.state,
         status,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from coxswain.api.pod_template import former_note
 from coxswain.names import CONDITIONS
 from coxswain_operator.reconcile import live_size, pending
@@ -11,7 +13,7 @@ from coxswain_operator.reconcile.status import Condition, Straggler
 from coxswain_operator.reconcile.times import stamp
 
 _Facts = tuple[str, str, str]  # status, reason, message
-EDIT_PENDING = "EditPending"
+EDIT_PENDING: Final = "EditPending"
 STATUS_OF_END = {"Completed": "True", "Failed": "False"}
 
 

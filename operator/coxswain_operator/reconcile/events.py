@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coxswain.api.common import MAX_INTEGER
-from coxswain.names import EVENT_REASONS
+from coxswain.names import EVENT_REASONS, EventReason
 from coxswain_operator.reconcile import incarnations
 from coxswain_operator.reconcile.conditions import EDIT_PENDING
 from coxswain_operator.reconcile.context import COORDINATOR, Context
@@ -24,7 +24,7 @@ def transitions(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Conditions that turned."""
     turned = {c.type: c.message for c in new.conditions if c.status == "True" and not old.is_(c.type)}
     resumed = old.is_("Suspended") and new.is_("Suspended", "False")
-    found = {
+    found: dict[EventReason, str | bool | None] = {
         "Validated": "Validated" in turned
         and not new.ended
         and "everything that the job names exists and fits together",
@@ -33,7 +33,7 @@ def transitions(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         "Resumed": resumed and "pods are created again",
         EDIT_PENDING: _pending(new) != _pending(old) and _pending(new),
     }
-    return tuple(Event(reason, message) for reason, message in found.items() if message)
+    return tuple(Event(reason, str(message)) for reason, message in found.items() if message)
 
 
 def _pending(status: JobStatus) -> str:

@@ -169,6 +169,6 @@ def _failure_event(verdict: Verdict) -> Event:
     loss = verdict.failure
     if loss.planned:
         return Event("Resumed" if loss.reason == "Resumed" else "Scaled", loss.message)
-    node, disturbed = loss.lost_node, "PodDisrupted" if loss.disrupted else "WorkerRestarted"
+    node = loss.lost_node
     text = "; ".join(filter(None, (loss.message, node, f"{verdict.rule}: {verdict.action}")))
-    return Event("NodeLost" if node else disturbed, text, True)
+    return Event("NodeLost" if node else "PodDisrupted" if loss.disrupted else "WorkerRestarted", text, True)

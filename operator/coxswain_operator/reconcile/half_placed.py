@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from coxswain_operator.reconcile.status import GangStatus, JobStatus
 from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.views import Event
 
-REASON = "GangReleased"
+REASON: Final = "GangReleased"
 SPREAD = 0.25  # of startTimeoutSeconds, at most, is added to it: jobs of one age do not give up together
 FIRST_DELAY_SECONDS = 30
 LONGEST_DELAY_SECONDS = 600

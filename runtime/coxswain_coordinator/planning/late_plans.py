@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from coxswain.names import EventReason
 from coxswain_coordinator.planning.placers import FALL_BACK, Missing
 
 _EVENT_SECONDS = 60.0
@@ -16,7 +17,7 @@ class LatePlans:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._last, self._unsaid = clock, -_EVENT_SECONDS, 0
 
-    def event(self, missing: Sequence[Missing]) -> tuple[str, str] | None:
+    def event(self, missing: Sequence[Missing]) -> tuple[EventReason, str] | None:
         """Reason and message of the event that is due, of the first of these steps; None: none is."""
         if not missing:
             return None
@@ -27,7 +28,7 @@ class LatePlans:
         return reason_of(missing[0]), f"{_words(missing[0])}{f'; so it was for {others} more' if others else ''}"
 
 
-def reason_of(missing: Missing) -> str:
+def reason_of(missing: Missing) -> EventReason:
     return "PlanFailed" if missing.fault else "PlanLate"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from coxswain.names import EventReason
+
 log = logging.getLogger(__name__)
 
 SECONDS = 60.0
@@ -14,7 +16,7 @@ SECONDS = 60.0
 class CheckpointEvents:
     """Every checkpoint is logged, and at most one a minute is an event."""
 
-    def __init__(self, clock: Callable[[], float], record_event: Callable[[str, str], None]) -> None:
+    def __init__(self, clock: Callable[[], float], record_event: Callable[[EventReason, str], None]) -> None:
         self._clock, self._record_event = clock, record_event
         self._last, self._since = 0.0, 0  # the last event, and checkpoints since then
 

@@ -13,6 +13,7 @@ from coxswain.config import JobConfig
 from coxswain.cost.constants import device_memory, load_hardware
 from coxswain.errors import Retryable, Stale
 from coxswain.layout import Layout
+from coxswain.names import EventReason
 from coxswain.planlog import StrategyRecord
 from coxswain.wire import CheckpointManifest, Fault, Finished, StopRequest, WorkerExit
 from coxswain_coordinator.capacity import devices_of
@@ -176,6 +177,6 @@ class JobFacts:
         self.fault = self.fault or fault
         return self.fault
 
-    def record_event(self, reason: str, message: str, warning: bool = False) -> None:
+    def record_event(self, reason: EventReason, message: str, warning: bool = False) -> None:
         log.log(logging.WARNING if warning else logging.INFO, "%s: %s", reason, message)
         self.events.add(reason, message, warning)

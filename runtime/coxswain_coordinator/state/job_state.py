@@ -6,6 +6,7 @@ import logging
 
 from coxswain.errors import Stale
 from coxswain.exits import Exit
+from coxswain.names import EventReason
 from coxswain.wire import Fault, Finished, Register, Registered, StopRequest, WorkerExit
 from coxswain_coordinator.state.job_steps import JobSteps
 from coxswain_coordinator.state.notifier import Topic
@@ -254,7 +255,7 @@ class JobState(JobSteps):
     def finish(self, finished: Finished) -> Finished:
         """Ends the job and every long poll."""
         self.log_steps(now=True)
-        reasons = {Exit.DONE: "Completed", Exit.STOPPED: "Suspended"}
+        reasons: dict[Exit, EventReason] = {Exit.DONE: "Completed", Exit.STOPPED: "Suspended"}
         reason = reasons.get(Exit(finished.exit_code), "Failed")
         self.record_event(reason, f"{finished.reason}: {finished.message}", warning=reason == "Failed")
         self.finished = finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from msgspec import UnsetType
@@ -25,18 +26,29 @@ class Measured:
 
 
 class Numbers(dict[str, int]):
-    """A number for each name, in the order in which they were first asked for."""
+    """A number for each name, in the order in which they were first asked for. None is given twice, even when forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unused = count()
 
     def __missing__(self, name: str) -> int:
-        self[name] = len(self)
+        self[name] = next(self._unused)
         return self[name]
+
+    def retain(self, names: Sequence[str]) -> None:
+        """Forgets all others."""
+        for name in self.keys() - set(names):
+            del self[name]
 
 
 def places_of(record: Generation, nodes: Sequence[str], pods: Numbers) -> tuple[Place, ...]:
-    """Of each rank. Another pod has other devices, whatever its trainer's name is: pods are numbered across worlds.
+    """Of each rank. Another pod has other devices, whatever its trainer's name is: pods are numbered across worlds,
+    and those that this one lacks are forgotten.
 
     `nodes`: of each trainer; a trainer whose node is not known has one of its own.
     """
+    pods.retain(record.trainers)
     homes = Numbers()
     trainers = [(pods[pod], homes[node or pod]) for pod, node in zip(record.trainers, nodes, strict=True)]
     return tuple(

@@ -29,6 +29,7 @@ from coxswain.ladder.values import (
     View,
 )
 from coxswain.layout import Device, Layout
+from coxswain.names import EventReason
 from coxswain.planlog import Generation
 from coxswain.wire import NodeRequest, World
 from coxswain_coordinator.capacity import devices_of
@@ -52,7 +53,7 @@ Offers = Callable[[JobConfig, int, Layout, Speeds, float], Options]
 Judge = Callable[[JobConfig, int, Options, Sequence[Sequence[int]]], Options]
 Beside = Callable[..., Awaitable[Options]]
 RequestLayout = Callable[[Layout, str], None]
-RecordEvent = Callable[[str, str], None]
+RecordEvent = Callable[[EventReason, str], None]
 """Reason, message."""
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from coxswain.config import StragglerConfig
 from coxswain.ladder.lead import heeds_suspects
 from coxswain.layout import Device
+from coxswain.names import EventReason
 from coxswain.planlog import Generation
 from coxswain.stragglers.detector import Detector
 from coxswain.stragglers.values import Finding, Report, State, Thresholds
@@ -30,7 +31,7 @@ PLANS_AROUND = ("Rebalance", "Migrate", "ReplaceNode")
 
 _ANSWER_STEPS = 4  # from a request for probes to the next one: an answer needs two or three
 
-RecordEvent = Callable[[str, str, bool], None]
+RecordEvent = Callable[[EventReason, str, bool], None]
 """Reason, message, whether it is a warning."""
 
 

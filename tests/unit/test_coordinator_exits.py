@@ -10,6 +10,7 @@ from coxswain.planlog import generation_key
 from coxswain.wire import Finished
 from tests.unit.coordinator_fakes import make_source
 from tests.unit.coordinator_lead import Lead, leading, small, training
+from tests.unit.coordinator_samples import agents
 
 pytestmark = pytest.mark.looptime
 
@@ -98,3 +99,21 @@ async def test_a_lost_world_behind_the_last_checkpoint_is_not_followed_by_anothe
         lead.arrive(left=1)
         assert await lead.work == Finished(0, "StopReached", "completed 8 steps")
         assert lead.keys("log/generations/") == [generation_key(1)]
+
+
+def replaced(lead: Lead) -> None:
+    lead.state.register(replace(agents(2)[1], pod="demo-trainer-1-1", instance="another"))
+
+
+def killed(lead: Lead) -> None:
+    lead.leave(-9, 1)
+
+
+@pytest.mark.parametrize("goes", [replaced, killed])
+async def test_a_worker_that_is_lost_behind_a_saved_end_costs_no_world_and_counts_as_no_failure(tmp_path, goes):
+    async with training(small(tmp_path, stop_steps=3)) as lead:
+        await lead.saved(3, end="Completed")
+        goes(lead)
+        assert (lead.state.session.lost, lead.state.failures, lead.state.worlds_lost) == ("", 0, 0)
+        lead.leave(0, 0)
+        assert await lead.work == Finished(0, "StopReached", "completed 3 steps")

@@ -124,11 +124,14 @@ def test_the_clock_of_a_step_whose_plan_comes_late_runs_once_it_has_begun(tmp_pa
     assert (second, found.partition(";")[0]) == (360, "step 2 has not ended for 61 s (limit 60 s)")
 
 
-def test_a_hang_in_a_step_that_ranks_have_begun_alone_is_found(tmp_path):
+@pytest.mark.parametrize("wished", [False, True], ids=["", "before a change that no rank knows of"])
+def test_a_hang_in_a_step_that_ranks_have_begun_alone_is_found(tmp_path, wished):
     """They could not reach the coordinator for 5 s, and the same outage cost them their peers. No rank asks for what it is in, so
     before, the step never counted as begun, and the world hung for ever."""
     world, watch = watched(tmp_path)
     world.book.open = 2
+    if wished:
+        world.request_move("trainer-2 joined")
     world.book.add_delivered(DeliveredDigests(1, 2, ((0, "aa"), (1, "bb"))))
     assert world.begun == 1
     for second in range(1000):

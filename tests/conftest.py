@@ -1,5 +1,6 @@
 """How the tests run: drawn examples, order, times, and the tools that they need."""
 
+import msgspec  # noqa: F401  first: pickle takes `UNSET` from the first module that has it, and a solver would import that test
 import pytest
 from hypothesis import HealthCheck, settings
 

@@ -148,7 +148,9 @@ def plain_normal(seed: int, name: str, element: int) -> float:
 def test_initial_values_are_those_of_the_specified_generator(name: str, deviation: float) -> None:
     """With two layers there are four projections into the residual stream: half the deviation."""
     found = init_box(-5, full_box(name, (6, 7)), (6, 7), MODEL).ravel()
-    assert found.tolist() == pytest.approx([plain_normal(-5, name, i) * deviation for i in range(42)], rel=1e-6, abs=1e-12)
+    assert found.tolist() == pytest.approx(
+        [plain_normal(-5, name, i) * deviation for i in range(42)], rel=1e-6, abs=1e-12
+    )
 
 
 def test_a_tensor_of_more_elements_than_are_made_at_one_time_is_whole() -> None:

@@ -75,6 +75,9 @@ def test_an_export_in_several_files_gives_the_logits_of_its_weights(tmp_path: Pa
     found: dict[str, Tensor] = {}
     for name in files:
         found |= safetensors.torch.load_file(tmp_path / "out" / name)
+    tables = [int.from_bytes((tmp_path / "out" / name).read_bytes()[:8], "little") for name in files]
+    assert [size % 8 for size in tables] == [0] * len(files), "values of any type are aligned"
+    assert index["metadata"]["total_size"] == sum(values.nbytes for values in found.values())
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], weights[name].to(kind)) for name in weights)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()

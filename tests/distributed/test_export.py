@@ -25,6 +25,7 @@ from coxswain_data.tokenizer import open_tokenizer
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.checkpoint.export import Options, export, main
+from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD
 from coxswain_train.checkpoint.safetensors_out import divided
 from coxswain_train.checkpoint.tokenizer_out import BYTES_EOS, write_tokenizer
 from tests.distributed import training
@@ -74,6 +75,9 @@ def test_an_export_in_several_files_gives_the_logits_of_its_weights(tmp_path: Pa
     found: dict[str, Tensor] = {}
     for name in files:
         found |= safetensors.torch.load_file(tmp_path / "out" / name)
+    tables = [int.from_bytes((tmp_path / "out" / name).read_bytes()[:8], "little") for name in files]
+    assert [size % 8 for size in tables] == [0] * len(files), "values of any type are aligned"
+    assert index["metadata"]["total_size"] == sum(values.nbytes for values in found.values())
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], weights[name].to(kind)) for name in weights)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -291,6 +295,23 @@ def test_a_model_of_ones_own_is_exported_as_weights_alone(tmp_path: Path) -> Non
     export(store, tmp_path / "out.safetensors")
     found = safetensors.torch.load_file(tmp_path / "out.safetensors")
     assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize(("embedding", "head", "rows"), [(100, 101, 101), (101, 100, 101), (10, 64, 65), (128, 9, 128)])
+def test_a_checkpoint_that_names_no_model_has_the_rows_that_hold_values(
+    tmp_path: Path, embedding: int, head: int, rows: int
+) -> None:
+    """As earlier releases saved it: its weights may have been imported. Rounding up adds fewer than 64 rows."""
+    weights = drawn(MODEL, 128)
+    weights[EMBEDDING][embedding:] = 0
+    weights[HEAD][head:] = 0
+    store = checkpoint(tmp_path / "run", weights, None)
+    with pytest.raises(Refused, match="does not say its model's shape"):
+        export(store, tmp_path / "out")
+    export(store, tmp_path / "out.safetensors")
+    found = safetensors.torch.load_file(tmp_path / "out.safetensors")
+    assert [len(found[name]) for name in (EMBEDDING, HEAD)] == [rows, rows]
+    assert all(torch.equal(values, weights[name][: len(values)]) for name, values in found.items())
 
 
 def test_a_checkpoint_that_lacks_a_shard_is_refused_by_the_tensors_name(tmp_path: Path) -> None:

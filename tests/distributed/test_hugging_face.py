@@ -178,11 +178,14 @@ def test_what_a_config_does_not_name_is_what_transformers_takes_there(family):
     assert list(differences(found, model)) == []
 
 
-def test_an_exported_config_names_the_rotation_as_older_releases_of_transformers_read_it_too():
+def test_an_exported_config_names_sizes_and_the_rotation_as_older_releases_of_transformers_read_it_too():
     _, fields, rope = FAMILIES["Llama 3.1"]
     found = [to_config(replace(MODEL, **more), 64, 128) for more in ({}, fields)]
     assert [config["rope_theta"] for config in found] == [MODEL.rope_theta] * 2
     assert [config["rope_scaling"] for config in found] == [None, rope]
+    kinds = [config["rope_parameters"] for config in found]
+    assert kinds == [{"rope_type": "default", "rope_theta": MODEL.rope_theta}, {**rope, "rope_theta": MODEL.rope_theta}]
+    assert [(config["vocab_size"], config["max_position_embeddings"]) for config in found] == [(64, 128)] * 2
 
 
 def test_a_config_of_mistral_that_names_no_window_has_one(tmp_path):
@@ -410,12 +413,18 @@ def test_buffers_of_older_files_are_ignored_and_the_weights_beside_them_read(tmp
     assert_same(our_logits(ours(tmp_path.as_uri(), MODEL)), logits)
 
 
-@pytest.mark.parametrize("harm", ["truncated", "empty", "garbage", "cut table", "another size"])
+@pytest.mark.parametrize("harm", ["truncated", "longer", "empty", "garbage", "cut table", "another size"])
 def test_a_damaged_file_of_weights_is_refused_by_its_name(tmp_path, harm):
     theirs(tmp_path, MODEL)
     path = tmp_path / "model.safetensors"
     data = path.read_bytes()
-    harms = {"truncated": data[:-7], "empty": b"", "garbage": b"x" * 99, "cut table": data[:50]}
+    harms = {
+        "truncated": data[:-7],
+        "longer": data + b"x" * 8,
+        "empty": b"",
+        "garbage": b"x" * 99,
+        "cut table": data[:50],
+    }
     harms["another size"] = data.replace(b'"F32"', b'"F16"', 1)
     path.write_bytes(harms[harm])
     with pytest.raises(Refused, match=r"model\.safetensors.* is damaged or no safetensors file"):

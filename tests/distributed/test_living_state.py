@@ -6,6 +6,7 @@ import functools
 import itertools
 import random
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ from coxswain.boxes import Box
 from coxswain.errors import Retryable
 from coxswain.layout import Device, Layout
 from coxswain.live import Held
+from coxswain_train.live import takeover
 from coxswain_train.live.digests import content_of
+from coxswain_train.live.takeover import TakeOver
 from tests.distributed import training
 from tests.distributed.cuts import Outcome, run_cut
 from tests.distributed.reference import Stream
@@ -377,6 +380,45 @@ def test_a_message_of_another_generation_does_not_count() -> None:
 
     (said,) = refusals(job, change=older)
     assert "do not match their manifests" in said
+
+
+@pytest.mark.parametrize("harm", ["another byte", "another generation"])
+def test_weights_that_are_not_what_was_sent_are_used_by_no_rank(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new state stands by then: the next change gathers its weights."""
+    job, moves_are_over, plain = after_two_steps(), threading.Event(), TakeOver.spread
+
+    def spread(*given: Any) -> bool:
+        moves_are_over.set()  # all ranks have voted on them
+        return plain(*given)
+
+    def change(lane: int, sent: Tensor) -> Tensor:
+        if sent.dtype == torch.uint8 and moves_are_over.is_set():
+            if harm == "another byte":
+                sent[-1] ^= 1
+            else:
+                sent[:8].view(torch.int64).sub_(1)
+        return sent
+
+    monkeypatch.setattr(TakeOver, "spread", spread)
+    source, generation = job.source(SECOND), job.form(SECOND)
+    errors = [o.error for o in run_cut(3, go_on, job, generation, source, SHORT, change=change)]
+    said = [str(error) for error in errors if isinstance(error, Retryable)]
+    assert said and all(re.fullmatch(r"rank \d's message of round 0 says .*", each) for each in said)
+    finish(next_world(job, FIRST))
+    assert job.losses == pytest.approx(baseline(FIRST, steps=SHORT), abs=1e-12)
+
+
+def test_rounds_count_all_kinds_of_state_and_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a round of weights or of state takes more memory than it may."""
+    job, found, plain = after_two_steps(), set[int](), takeover.rounds
+
+    def rounds(moves: Any, bytes_of: Any) -> Any:
+        found.update(bytes_of.values())
+        return plain(moves, bytes_of)
+
+    monkeypatch.setattr(takeover, "rounds", rounds)
+    finish(next_world(job, SECOND))
+    assert found == {3 * 8, 8}
 
 
 def lie(job: Job, what: str) -> None:

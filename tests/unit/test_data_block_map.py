@@ -15,18 +15,18 @@ from coxswain_coordinator.index.progress import IndexProgress
 from coxswain_data.block_map import BlockMap, BlockMaps
 from tests.unit.coordinator_fakes import BLOCKS, block_of
 
-CODE = tuple(block_of("code", b) for b in range(BLOCKS))
+CODE, WEB = (tuple(block_of(source, b) for b in range(BLOCKS)) for source in ("code", "web"))
 
 
 class Coordinator:
-    """Answers from a real index, a few blocks a message; counts the blocks that it sends."""
+    """Answers from a real index of two sources, a few blocks a message; counts the blocks that it sends."""
 
     def __init__(self, *blocks: Any) -> None:
         self.progress, self.sent = IndexProgress(MixConfig(name="m", seed=1, sources=())), 0
         self.has(*blocks)
 
     def has(self, *blocks: Any) -> None:
-        self.progress.index = Index((SourceIndex("code", tuple(blocks)),), 257)
+        self.progress.index = Index((SourceIndex("code", tuple(blocks)), SourceIndex("web", WEB)), 257)
 
     def get(self, _: str, __: type, *, source: str, wait: float, **query: Any) -> SourceBlocks | None:
         found = self.progress.blocks(source, query.get("from", 0), query.get("known", ""))
@@ -42,10 +42,19 @@ def few_blocks_a_message(monkeypatch):
 def test_the_next_world_gets_the_blocks_of_the_one_before_without_fetching_them():
     coordinator: Any = Coordinator(*CODE)
     maps = BlockMaps(coordinator)
-    first = maps.get("code", 0)
-    assert (first.blocks, coordinator.sent) == (CODE, BLOCKS)
-    assert maps.get("code", 0) is first
-    assert coordinator.sent == BLOCKS
+    first, other = maps.get("code", 0), maps.get("web", 0)
+    assert (first.blocks, other.blocks, coordinator.sent) == (CODE, WEB, 2 * BLOCKS)
+    assert maps.get("code", 0) is first and maps.get("web", 0) is other
+    assert coordinator.sent == 2 * BLOCKS
+
+
+def test_every_sample_is_in_the_block_that_counts_it_also_behind_blocks_without_any():
+    counts = (2, 0, 3, 0, 0, 1)
+    blocks = BlockMap([replace(CODE[0], ordinal=n, samples=count) for n, count in enumerate(counts)])
+    places = [(block, n) for block, count in enumerate(counts) for n in range(count)]
+    assert [blocks.locate(index) for index in range(blocks.samples)] == places
+    with pytest.raises(Refused):
+        blocks.locate(len(places))
 
 
 @pytest.mark.parametrize("index", [-1, -BLOCKS, 10**9])

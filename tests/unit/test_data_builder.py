@@ -208,6 +208,7 @@ def test_a_step_whose_slices_stay_is_built_in_the_next_generation_without_a_load
     buffer = scene.cache.provide(4, 1, 0, 20)
     assert buffer is not None and unpack(buffer.fd).tokens.tolist() == [400, 401, 402, 403, 404, 405, 700, 701, 702]
     assert scene.coordinator.served[2] == DeliveredDigests(4, 1, ((0, "digest 4"), (1, "digest 7")))
+    assert [len(answer.tokens) for answer in scene.fetched.of(1).values()] == [6, 4]  # for the generation after it
 
 
 def test_slices_that_are_cut_otherwise_are_fetched_in_the_next_generation_and_no_others(scene: Scene) -> None:

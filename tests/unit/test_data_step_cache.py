@@ -84,6 +84,23 @@ def test_a_step_is_kept_while_a_rank_still_needs_it():
     assert step_cache.provide(1, 10, 2, 0.0) is not None
 
 
+def test_a_step_two_behind_another_ranks_is_dropped_though_a_rank_has_not_taken_it():
+    step_cache = filled(opened(), 10, 11, 12)
+    for step in (10, 11, 12):
+        step_cache.provide(1, step, 0, 0.0)
+    assert [step_cache.provide(1, step, 2, 0.0) is None for step in (10, 11, 12)] == [True, False, False]
+
+
+def test_the_oldest_step_that_a_rank_may_ask_for_is_the_first_that_is_kept_or_the_next_one():
+    step_cache = opened(first=10)
+    assert step_cache.oldest == 10
+    for step in (10, 11):
+        filled(step_cache, step)
+        for rank in range(3):
+            step_cache.provide(1, step, rank, 0.0)
+    assert step_cache.oldest == 11
+
+
 def test_after_a_restart_the_step_that_a_worker_waits_for_is_built_first():
     step_cache = opened(first=0)
     with ThreadPoolExecutor(1) as pool:

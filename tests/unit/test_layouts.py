@@ -6,9 +6,11 @@ from itertools import product
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from bench.layout import SITUATIONS, small_cases
 from bench.layout import cluster_of as bench_cluster
+from coxswain.config import ModelConfig
 from coxswain.cost.memory import Workload, peaks
 from coxswain.layout import Layout, Replica, Stage
 from coxswain.models import parameter_specs
@@ -21,7 +23,7 @@ from coxswain.plan.layouts.planner import healthy_plan, plan_layout
 from coxswain.plan.layouts.result import layout_of
 from coxswain.plan.layouts.rivals import RIVALS, malleus, rigid
 from coxswain.plan.layouts.search import Effort, search
-from coxswain.plan.layouts.settle import Draft, Settler
+from coxswain.plan.layouts.settle import Draft, Settler, neighbours
 from coxswain.plan.pipelines.operations import ordered
 from coxswain.plan.values import Slice, Task
 from tests.unit.layout_cases import DEAD, LARGE, SMALL, cluster_of, costs_of, eight_nodes
@@ -142,6 +144,32 @@ def test_every_layout_is_one_that_the_engine_runs(seed: int) -> None:
     ) - len(used)
 
 
+@pytest.mark.parametrize("slowdowns", [(1, 9, 9, 9), (9, 9, 9, 1), (40, 1, 1), (3, 2, 3)])
+@pytest.mark.parametrize(
+    "model", [SMALL, replace(LARGE, vocabulary=1_000_000)], ids=["few layers", "a large vocabulary"]
+)
+def test_the_neighbours_of_a_chain_are_all_that_have_a_layer_for_each_stage_and_room_for_it(
+    model: ModelConfig, slowdowns: tuple[float, ...]
+) -> None:
+    """A first stage has room for fewer layers: it holds the embedding, and inputs of more micro-batches."""
+    costs = costs_of([[slow] * 8 for slow in slowdowns], model=model)
+    old = chain(costs, [make_group(n, range(8), slow) for n, slow in enumerate(slowdowns)], 1)
+    assert old
+    depth = len(slowdowns)
+    most = [costs.most_layers(8, s == 0, depth - s, 1) for s in range(depth)]
+
+    def fits(layers: tuple[int, ...]) -> bool:
+        return all(1 <= n <= m for n, m in zip(layers, most, strict=True))
+
+    shifts = {
+        tuple(n - (s == a) + (s == b) for s, n in enumerate(old.layers)) for a in range(depth) for b in range(depth)
+    }
+    found = list(neighbours(costs, old, 1))
+    assert all(fits(each.layers) and sum(each.layers) == model.layers for each in found)
+    assert {each.layers for each in found if each.groups == old.groups} == {s for s in shifts - {old.layers} if fits(s)}
+    assert any(each.groups != old.groups for each in found)
+
+
 def test_equal_input_gives_equal_layouts() -> None:
     first, second = (search(random_costs(3), QUICK) for _ in range(2))
     assert first == second and first
@@ -260,6 +288,27 @@ def test_a_slower_network_of_a_node_makes_its_messages_slower() -> None:
     a, b = make_group(0, (0,), 1.0), make_group(1, (0,), 1.0)
     assert slow.hop_seconds(a, b) == pytest.approx(4 * Costs(fast, SMALL).hop_seconds(a, b))
     assert slow.sync_seconds(b, 3, True, True, 2) == pytest.approx(4 * slow.sync_seconds(a, 3, True, True, 2))
+
+
+def test_no_chain_would_end_earlier_than_the_last_one_with_a_micro_batch_of_it() -> None:
+    """Chains of one to three nodes: the longer ones take longer to start."""
+    random = Random(5)
+    for _ in range(60):
+        rows = [[random.choice([1.0, 1.6, 2.57, 4.0])] * 8 for _ in range(6)]
+        costs, groups = (
+            costs_of(rows, batch=random.randint(3, 24)),
+            [make_group(n, range(8), row[0]) for n, row in enumerate(rows)],
+        )
+        chains = [chain(costs, mine, 3) for mine in (groups[:1], groups[1:3], groups[3:])]
+        settler, fit = Settler(costs), [each for each in chains if each]
+        draft = settler.deal(fit)
+        assert draft and len(fit) == 3
+        ends = [settler.seconds(each, count + 1) for each, count in zip(fit, draft.counts, strict=True)]
+        now = [settler.seconds(each, count) for each, count in zip(fit, draft.counts, strict=True)]
+        last = now.index(max(now))
+        assert draft.seconds == now[last]
+        others = [end for i, end in enumerate(ends) if i != last]
+        assert draft.counts[last] == 1 or min(others) >= draft.seconds - 1e-9
 
 
 def test_a_draft_with_fewer_micro_batches_than_chains_is_none() -> None:

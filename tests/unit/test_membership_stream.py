@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from coxswain.errors import Refused
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import enter_mix, initial_cursor, largest_deficit, used_up
+from coxswain.membership.values import MixRecord
 from tests.unit.membership_fakes import random_view, steps, stream, view
 
 SEEDS = st.integers(0, 10_000)
@@ -31,8 +32,24 @@ def sequences(s, count=10_000):
 @given(SEEDS, st.sampled_from([10, 25, 60]))
 def test_no_token_is_lost_or_repeated_within_a_pass(seed, longest):
     s = two_sources(seed, longest=longest, passes=2)
+    assert_every_token_comes_once_a_pass(s, sequences(s))
+
+
+@calm
+@given(SEEDS, st.integers(1, 60))
+def test_an_edit_of_the_mix_loses_and_repeats_no_token_of_a_sample_that_is_split(seed, k):
+    s = two_sources(seed, longest=3, passes=2)
+    before = steps(s, k)
+    cursor = s.advance(before[-1].cursor)[1]
+    weights = MixRecord(1, {"code": 300, "docs": 700}, {"code": 2, "docs": 2})
+    found = [*before, *steps(s.under(weights), 10_000, cursor)]
+    assert_every_token_comes_once_a_pass(s, [q for m in found for q in m.sequences])
+
+
+def assert_every_token_comes_once_a_pass(s, found):
+    """In two passes."""
     pieces = defaultdict(list)
-    for q in sequences(s):
+    for q in found:
         pieces[q.source, q.epoch, q.index].append((q.start, q.stop, q.length))
     expected = {(v.name, turn, i) for v in s.views.values() for turn in range(2) for i in range(v.samples)}
     assert set(pieces) == expected

@@ -87,7 +87,7 @@ def test_rings_start_as_planned_and_every_wait_before_one_is_listed_as_a_gap(
     listed = np.stack([schedule.gaps.replica, schedule.gaps.start, schedule.gaps.stop], axis=1)
     found = [gap for gap in listed.tolist() if gap[2] - gap[1] > ROUNDING]
     assert len(found) == len(gaps)
-    assert np.allclose(sorted(found), sorted(gaps))
+    assert np.allclose(sorted(found), sorted(gaps), rtol=1e-9, atol=ROUNDING)
     assert schedule.loads.tolist() == pytest.approx(free)
 
 

@@ -25,20 +25,20 @@ from coxswain_train.parallel.state import KINDS, State, views
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Boxes [start, stop) of a shard. `matrix`: the one that Muon updates; else AdamW."""
+    """Boxes [start, stop) of a shard. `matrices`: that Muon updates; else AdamW does."""
 
     start: int
     stop: int
     settings: Settings
-    matrix: bool = False
+    matrices: bool = False
 
 
 def stretches(boxes: Sequence[Box], config: OptimizerConfig, matrices: Collection[str]) -> Iterator[Stretch]:
-    """Successive boxes with the same settings; each of the `matrices` alone."""
+    """Successive boxes with the same settings, those of `matrices` apart."""
     start = 0
-    for (settings, matrix), same in groupby(boxes, lambda box: (_settings(box, config), box.name in matrices and box)):
+    for (settings, of_muon), same in groupby(boxes, lambda box: (_settings(box, config), box.name in matrices)):
         stop = start + sum(1 for _ in same)
-        yield Stretch(start, stop, settings, bool(matrix))
+        yield Stretch(start, stop, settings, of_muon)
         start = stop
 
 
@@ -77,7 +77,7 @@ def update(
     mine = [part for _, part in views(gradient, state.order)]
     for part in parts:
         rows = slice(part.start, part.stop)
-        if part.matrix:
+        if part.matrices:
             _muon(master[rows], mine[rows], first[rows], part.settings, config, rate)
         else:
             _adamw(master[rows], mine[rows], first[rows], second[rows], part.settings, config, rate, count)

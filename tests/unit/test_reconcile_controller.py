@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import looptime
@@ -17,10 +18,11 @@ from coxswain.names import API_VERSION, CONTROLLER, LABEL_INCARNATION, LABEL_IND
 from coxswain.wire import JobReport
 from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.controller import WATCHED, Controller
+from coxswain_operator.pod_decoding import pod_view
 from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.settings import Settings
 from coxswain_operator.single_job import run_job
-from coxswain_operator.views import Manifest, NodeView
+from coxswain_operator.views import Manifest, NodeView, PodView
 from tests.unit.fake_cluster import (
     NAMESPACE,
     FakeCluster,
@@ -392,14 +394,20 @@ async def test_only_the_coordinator_of_a_job_that_is_not_over_is_asked_and_its_r
     assert [found.step if found else None for found in passed] == [11, None]
 
 
-@pytest.mark.parametrize(("rule", "deleting", "asked"), [(False, False, 0), (True, False, 1), (False, True, 1)])
-async def test_nodes_are_read_only_where_a_rule_or_a_deletion_needs_them(
-    rule: bool, deleting: bool, asked: int
+@pytest.mark.parametrize(
+    ("rule", "deleting", "disrupted", "asked"),
+    [(False, False, False, 0), (True, False, False, 1), (False, True, False, 1), (False, False, True, 1)],
+)
+async def test_nodes_are_read_only_where_a_rule_a_deletion_or_a_disruption_needs_them(
+    rule: bool, deleting: bool, disrupted: bool, asked: int
 ) -> None:
     pressure = {"name": "mine", "action": "Fail", "onNodeConditions": [{"type": "MemoryPressure"}]}
     world = await running(failurePolicy={"rules": [pressure]} if rule else {})
     if deleting:
         await world.delete("Pod", NAMESPACE, "demo-trainer-1-0")
+    if disrupted:
+        target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+        world.pod("trainer-1")["status"].setdefault("conditions", []).append(target)
     looks: list[int] = []
 
     async def nodes() -> dict[str, NodeView]:
@@ -464,6 +472,29 @@ async def test_a_job_belongs_to_the_controller_that_it_names(mine: str, said: st
     for _ in range(4):
         await controller.reconcile_job(NAMESPACE, "demo")
     assert (len(world.created), "status" in world.job) == ((4, True) if acts else (0, False))
+
+
+@pytest.mark.parametrize(("exists", "left"), [(True, []), (False, ["demo-a"])])
+async def test_pods_that_a_queue_keeps_leave_it_once_no_job_of_their_name_exists_under_any_controller(
+    exists: bool, left: list[str]
+) -> None:
+    world = with_job(managedBy="example.org/a")
+    if not exists:
+        del world.objects["TrainingJob", "demo"]
+
+    async def orphans(namespace: str, job: str, besides: str = "") -> list[PodView]:
+        ended = {"phase": "Failed", "lingers": False}
+        return [replace(pod_view(foreign_pod("demo-trainer-0-0")), group="demo-a", **ended)]
+
+    async def leave_queue(namespace: str, group: str, pod: str, uid: str = "") -> None:
+        found.append(group)
+
+    found: list[str] = []
+    world.orphans, world.leave_queue = orphans, leave_queue  # type: ignore[method-assign]
+    await Controller(world, world, world.clock, settings=Settings(managed_by=CONTROLLER)).reconcile_job(
+        NAMESPACE, "demo"
+    )
+    assert found == left
 
 
 async def test_two_installations_leave_each_others_jobs_and_their_pods_alone() -> None:

@@ -347,6 +347,27 @@ async def test_the_pods_of_a_younger_job_are_not_taken_for_leftovers() -> None:
     assert world.deleted == [] and world.objects["Service", "demo"]["metadata"]["ownerReferences"] == [younger]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "deleted"), [("Service", "demo", []), ("Pod", "demo-coordinator-0", ["demo-trainer-7-0"])]
+)
+async def test_pods_of_an_earlier_job_are_left_to_the_cluster_while_no_name_of_a_pod_is_taken(
+    kind: str, name: str, deleted: list[str]
+) -> None:
+    world = with_job()
+    world.put(labelled(held("Pod", "demo-trainer-7-0", BEFORE, spec={}, status={"phase": "Running"}), "trainer"))
+    world.tick(60)
+    world.put(labelled(held(kind, name, OTHER, spec={}, status={}), "coordinator"))
+    await passes(world, 4)
+    assert [pod["metadata"]["name"] for pod in world.deleted] == deleted
+
+
+def labelled(manifest: Manifest, role: str) -> Manifest:
+    """With the labels of a pod of an earlier job."""
+    labels = {"coxswain.dev/job-uid": "before", "coxswain.dev/role": role, "coxswain.dev/index": "7"}
+    manifest["metadata"]["labels"] = {**labels, "coxswain.dev/incarnation": "0"}
+    return manifest
+
+
 async def test_a_pod_that_only_carries_the_jobs_labels_is_none_of_its_pods() -> None:
     world = await running()
     forged = held("Pod", "forged", None, spec={}, status={"phase": "Running", "podIP": "10.0.0.66"})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from aiohttp import web
 
 from coxswain import wire
 from coxswain.config import JobConfig
@@ -18,12 +20,16 @@ from coxswain_link.metrics import build
 from coxswain_train.agent.agent import Agent
 from coxswain_train.worker.assignments import Assignment
 from tests.unit import crash_points
+from tests.unit.crash_ledger import Ledger
 from tests.unit.crash_living import Live, LivingWorker
 from tests.unit.crash_members import Members
 from tests.unit.crash_outbox import POLL, REACH_DEADLINE
 from tests.unit.crash_points import Fate
 from tests.unit.crash_processes import ForkServer
 from tests.unit.crash_simulation import AWAY, Call, Incarnation, LeaderClient, Simulation
+from tests.unit.crash_troubles import Rule, Troubles
+
+T = TypeVar("T")
 
 Victims = Sequence[str]  # coordinator, trainer-N, worker-N (the one of trainer N), a RIVAL
 EVERYONE = ("", *(f"{kind}-{n}" for kind in ("trainer", "worker") for n in range(3)))
@@ -160,14 +166,15 @@ class LivingMembers(Members):
 
 class ChangeSimulation(Simulation):
     """`orders`: what is done at a virtual time. `strikes`: what is killed before a point, by its number. `again`: messages that
-    arrive once more, in the world behind the one that they were sent in."""
+    arrive once more, in the world behind the one that they were sent in. `troubles`: of calls on their way."""
 
     def __init__(
         self, job: JobConfig, folder: Path, orders: Sequence[Order], strikes: Mapping[int, Victims],
-        again: Collection[int] = (),
+        again: Collection[int] = (), troubles: Sequence[Rule] = (), stop_at: float | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(job, folder, {})
-        self.fate = PointFate(strikes, self.kill, again)
+        super().__init__(job, folder, {}, stop_at)
+        self.fate, self.troubles = PointFate(strikes, self.kill, again), Troubles(troubles)
+        self.ledger = Ledger()
         self.members = LivingMembers(job, self._client, self._store_of)
         self.members.fate = self.fate
         self._orders = orders
@@ -192,17 +199,30 @@ class ChangeSimulation(Simulation):
             loop.call_later(BESIDE, self.first.kill)
             self.life = self._start()
 
+    async def carry(self, caller: str, call: Call, send: Callable[[], Awaitable[T]]) -> T:
+        method, path = call.route
+        return await self.troubles.send(method, path, caller, send)
+
+    def answered(self, life: Incarnation, caller: str, call: Call, answer: web.Response) -> None:
+        self.ledger.hear(life, caller, call, answer)
+        self.troubles.answered(call.route[1])
+
     def life_for(self, caller: str) -> Incarnation | None:
         (keep, until), first = self._keep, self.first
         kept = first is not None and first.process.alive and caller in keep
         return first if kept and asyncio.get_running_loop().time() < until else self.life
 
     async def _led(self) -> asyncio.Future[wire.Finished]:
-        """The first of two coordinators may end the job before any member has reached the second."""
+        """The first of two coordinators may end the job before any member has reached the second, or make the next world before
+        it: then the pod of the second one starts again."""
         while True:
             work = await super()._led()
             if self.life is not None and work is self.life.work:
-                return work
+                if work.cancelled() or not isinstance(work.exception(), Stale):
+                    return work
+                await asyncio.sleep(AWAY)
+                self.life = self._start()
+                continue
             if not work.cancelled() and work.exception() is None:
                 self.life, second = self.first, self.life
                 assert second is not None
@@ -237,6 +257,7 @@ class ChangeSimulation(Simulation):
         finally:
             for task in (orders, *self.repeated):
                 task.cancel()
+            self.troubles.close()
             self.members.kill()
 
     async def _give_orders(self) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -137,6 +137,16 @@ class Incarnation:
         found: web.Response = answer.result()
         return found
 
+    def answer_now(self, call: Call) -> int:
+        """The status of a message's answer, while nothing else happens."""
+        handling = self._handlers[call.route](call)
+        try:
+            handling.send(None)
+        except StopIteration as done:
+            status: int = done.value.status
+            return status
+        raise AssertionError(f"{call.route} waits")
+
 
 class LeaderClient(AsyncClient):
     """Calls the coordinator that runs at present, with one attempt a call and real bodies."""
@@ -155,11 +165,16 @@ class LeaderClient(AsyncClient):
         self, method: str, path: str, content: bytes | None, type_: type[T] | None, generation: int | None,
         deadline: float | None, params: dict[str, Any],
     ) -> T | None:  # fmt: skip
+        call = Call(method, path, content, generation, params)
+        return await self._simulation.carry(self._caller, call, partial(self._send, call, type_))
+
+    async def _send(self, call: Call, type_: type[T] | None) -> T | None:
         await asyncio.sleep(LATENCY)
         life = self._simulation.life_for(self._caller)
         if life is None:
             raise Retryable("connection refused")
-        answer = await life.answer(Call(method, path, content, generation, params))
+        answer = await life.answer(call)
+        self._simulation.answered(life, self._caller, call, answer)
         body = answer.body if isinstance(answer.body, bytes) else b""
         try:
             return _read(httpx.Response(answer.status, content=body), type_)
@@ -219,6 +234,13 @@ class Simulation:
 
     def send_again(self, call: Call) -> None:
         raise NotImplementedError
+
+    async def carry(self, caller: str, call: Call, send: Callable[[], Awaitable[T]]) -> T:
+        """Carries a call and its answer."""
+        return await send()
+
+    def answered(self, life: Incarnation, caller: str, call: Call, answer: web.Response) -> None:
+        """Is called when a coordinator has answered, before the answer arrives."""
 
     def life_for(self, caller: str) -> Incarnation | None:
         """The coordinator that a member reaches."""

@@ -39,7 +39,14 @@ def test_a_container_says_itself_when_its_workers_give_memory_back():
 
 
 @pytest.mark.parametrize(
-    "devices, index, expected", [(("0", "1"), 1, "1"), (("0", "1", "2", "3"), 1, "3"), (("GPU-a", "GPU-b"), 0, "GPU-b")]
+    "devices, index, expected",
+    [
+        (("0", "1"), 1, "1"),
+        (("0", "1", "2", "3"), 1, "3"),
+        (("GPU-a", "GPU-b"), 0, "GPU-b"),
+        (("0", "1"), 2, "1"),
+        (("0", "1", "2", "3"), 2, "1"),
+    ],
 )
 def test_a_worker_sees_one_cuda_device(devices, index, expected):
     assert worker_environment(on("h100-80g", index), 1, devices)["CUDA_VISIBLE_DEVICES"] == expected

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import socket
+
 import pytest
 
 from coxswain_train.agent.network import _ipv6_addresses, interface_environment, interface_of
@@ -35,6 +38,18 @@ def test_the_interface_of_the_pods_address_is_given_to_gloo_and_nccl(
 def test_an_address_belongs_to_the_interface_that_has_it() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") == ""  # of no machine
+
+
+def test_an_interface_is_asked_for_by_all_of_a_name_as_long_as_the_kernel_allows(monkeypatch):
+    name, asked = "a23456789012345", list[bytes]()
+
+    def ioctl(_, __, request):
+        asked.append(request.rstrip(b"\0"))
+        return bytes(20) + socket.inet_aton("192.0.2.7") + bytes(8)
+
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, name)])
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    assert (interface_of("192.0.2.7"), asked) == (name, [name.encode()])
 
 
 def test_addresses_of_version_6_are_read_from_the_kernels_table() -> None:

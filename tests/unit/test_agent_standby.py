@@ -84,9 +84,10 @@ async def test_a_device_on_standby_is_probed_by_a_process_of_its_own_each_time_a
 ):
     async with starting(coordinator, tmp_path, monkeypatch):
         coordinator.publish(aside(3))
-        first, second = (await coordinator.seen("/v1/probes", 3))[:2]
+        first, second, third = (await coordinator.seen("/v1/probes", 4))[:3]
         assert first == StandbyProbes(3, "trainer-0", ())
         assert second == StandbyProbes(3, "trainer-0", ((1, 0.25),)), "device 0 has a seat"
+        assert third == second, "each probe is reported once"
         assert len(await workers(tmp_path, 3, 1)) == 1
     assert len(probes(tmp_path)) >= 2 and not any(map(is_alive, probes(tmp_path)))
 

@@ -71,6 +71,7 @@ def play(
     strikes: Mapping[int, Victims],
     copies: bool = True,
     again: Collection[int] = (),
+    **drawn: Any,
 ) -> End:
     folder.mkdir(exist_ok=True)
     checkpoint = CheckpointConfig(uri=f"file://{folder}/store", every_steps=EVERY, keep_last=2)
@@ -83,26 +84,29 @@ def play(
         recovery=RecoveryConfig(copies=copies),
     )
     with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0, noop_cycles=0)) as runner:
-        return runner.run(_play(ChangeSimulation(job, folder, orders, strikes, again)))
+        return runner.run(_play(ChangeSimulation(job, folder, orders, strikes, again, **drawn)))
 
 
 async def _play(simulation: ChangeSimulation) -> End:
     try:
         report = await simulation.play()
         assert not simulation.members.faults
+        assert not simulation.ledger.wrong
     except BaseException as error:
         error.add_note("\n".join(f"{n} {what}" for n, what in enumerate(simulation.fate.points)))
         raise
-    store = open_store(simulation.job.checkpoint.uri)
+    store, lines = open_store(simulation.job.checkpoint.uri), simulation.folder / "steps.jsonl"
     computed = Counter[int]()
     for (_, step), times in simulation.members.computed.items():
         computed[step] = max(computed[step], times)
     return End(
         phase=report.phase,
-        steps={line[0]: line for line in facts((simulation.folder / "steps.jsonl").read_bytes())},
+        steps={line[0]: line for line in facts(lines.read_bytes() if lines.exists() else b"")},
         history=facts(b"\n".join(map(msgspec.json.encode, stored_steps(store)))),
         again=sum(times > 1 for times in computed.values()),
-        restarts=Counter({f"trainer-{i}": len(made.made) - 1 for i, (_, made) in simulation.members.agents.items()}),
+        restarts=Counter(
+            {f"trainer-{i}": max(0, len(made.made) - 1) for i, (_, made) in simulation.members.agents.items()}
+        ),
         simulation=simulation,
     )
 

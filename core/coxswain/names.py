@@ -41,6 +41,7 @@ ENV_RUN_DIR = "COXSWAIN_RUN_DIR"  # coordinator only: steps.jsonl, events.jsonl,
 ENV_RECORDED_STEP = "COXSWAIN_RECORDED_STEP"  # coordinator only: of status.lastCheckpoint; optional
 ENV_TERMINATION_LOG = "COXSWAIN_TERMINATION_LOG"
 ENV_STORE_PATIENCE = "COXSWAIN_STORE_PATIENCE_SECONDS"  # for which S3 may be away within one call; optional
+ENV_LOG_LEVEL = "COXSWAIN_LOG_LEVEL"  # of a service; optional
 ENV_HOST_NETWORK = "COXSWAIN_HOST_NETWORK"  # "true" in a pod with hostNetwork; optional
 ENV_POD_NAME = "POD_NAME"
 ENV_POD_IP = "POD_IP"

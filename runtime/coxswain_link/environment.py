@@ -28,6 +28,7 @@ from coxswain.wire import Fault, Finished
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +145,7 @@ def run_service(main: Callable[[Environment], int]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     termination_log = _path(names.ENV_TERMINATION_LOG)
     try:
+        logging.getLogger().setLevel(_log_level())
         return int(main(Environment.detect()))
     except Refused as error:
         log.error("refused (%s): %s", error.reason, error.message)
@@ -182,10 +184,13 @@ def leave(code: int) -> NoReturn:
 
 
 def _set_up_logging() -> None:
-    logging.basicConfig(
-        level=os.environ.get("COXSWAIN_LOG_LEVEL", "INFO"),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+def _log_level() -> str:
+    said = os.environ.get(names.ENV_LOG_LEVEL) or "INFO"
+    if said.upper() not in _LEVELS:
+        raise Refused("EnvironmentInvalid", f"{names.ENV_LOG_LEVEL} is {said!r}; allowed are {', '.join(_LEVELS)}")
+    return said.upper()

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -196,7 +197,18 @@ def _patience(state: tenacity.RetryCallState, patience: float) -> float:
 
 
 def store_patience() -> float:
-    return float(os.environ.get(ENV_STORE_PATIENCE, _PATIENCE))
+    """Seconds. Raises Refused (EnvironmentInvalid)."""
+    said = os.environ.get(ENV_STORE_PATIENCE) or str(_PATIENCE)
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < inf:
+        raise Refused(
+            "EnvironmentInvalid",
+            f"{ENV_STORE_PATIENCE} is {said!r}; allowed is a number of seconds from 0 on, such as 60",
+        )
+    return seconds
 
 
 def _had_predecessors() -> bool:

@@ -29,7 +29,7 @@ leave(run_service(main))
 WORK = ["print('up', flush=True)", "while True: pass"]
 
 
-def start(folder: Path, body: str) -> subprocess.Popen[str]:
+def start(folder: Path, body: str, **more: str) -> subprocess.Popen[str]:
     for name, content in (("job.json", msgspec.json.encode(JOB)), ("token", b"job-token")):
         (folder / name).write_bytes(content)
     own = {
@@ -41,7 +41,7 @@ def start(folder: Path, body: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **own},
+        env={**os.environ, **own, **more},
     )
 
 
@@ -93,6 +93,30 @@ def test_the_termination_message_has_the_reason_and_the_exit_code_the_kind_of_fa
     assert end(start(tmp_path, body))[0] == code
     fault = json.loads((tmp_path / "log").read_text())
     assert (fault["reason"], fault.get("retryable", False)) == (reason, retryable)
+
+
+@pytest.mark.parametrize(("level", "shown"), [("debug", True), ("DEBUG", True), ("", False), ("WARNING", False)])
+def test_a_service_logs_from_the_level_of_its_environment_on(tmp_path, level, shown):
+    service = start(tmp_path, "import logging; logging.debug('details'); return 0", COXSWAIN_LOG_LEVEL=level)
+    code, errors = end(service)
+    assert (code, "details" in errors) == (0, shown)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("COXSWAIN_LOG_LEVEL", "loud", "DEBUG, INFO, WARNING, ERROR"),
+        ("COXSWAIN_STORE_PATIENCE_SECONDS", "5m", "a number of seconds from 0 on, such as 60"),
+        ("COXSWAIN_STORE_PATIENCE_SECONDS", "-1", "a number of seconds from 0 on, such as 60"),
+        ("COXSWAIN_STORE_PATIENCE_SECONDS", "nan", "a number of seconds from 0 on, such as 60"),
+    ],
+)
+def test_a_variable_that_says_nothing_sensible_is_refused_by_name(tmp_path, variable, value, allowed):
+    body = "from coxswain_link.store import open_store; open_store('s3://runs/demo/'); return 0"
+    code, errors = end(start(tmp_path, body, **{variable: value}))
+    fault = json.loads((tmp_path / "log").read_text())
+    assert (code, fault["reason"]) == (2, "EnvironmentInvalid"), errors
+    assert fault["message"].startswith(f"{variable} is {value!r}; allowed") and allowed in fault["message"]
 
 
 def test_an_environment_does_not_print_its_token():

@@ -18,6 +18,13 @@ from tests.unit.test_reconcile_children import environment, made
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 TRAINERS = "spec.trainers.template"
+
+
+def with_variable(container: str, name: str) -> Manifest:
+    env = [{"name": "A", "value": "b"}, {"name": name, "value": "debug"}]
+    return {"spec": {"containers": [{"name": container, "image": "own:1", "env": env}]}}
+
+
 NEW: list[tuple[Manifest, str, str]] = [
     ({"spec": {"nodeSelectr": {"a": "b"}}}, "spec.nodeSelectr", "unknown field"),
     ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector.a", "1 is not a string"),
@@ -34,6 +41,9 @@ NEW: list[tuple[Manifest, str, str]] = [
     ({"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": True}}}]}},
      "spec.containers[0].resources.limits.cpu", "neither a whole number nor a string"),
     ({"spec": {"containers": [{"name": "trainer", "env": [{"nam": "B"}]}]}}, "spec.containers[0].env[0].nam", "unknown field"),
+    (with_variable("trainer", "COXSWAIN_COORDINATOR_URL"), "spec.containers[0].env[1].name", "COXSWAIN_COORDINATOR_URL is the"),
+    (with_variable("trainer", "COXSWAIN_LOGLEVEL"), "spec.containers[0].env[1].name", "COXSWAIN_LOGLEVEL is the operator's"),
+    (with_variable("trainer", "POD_IP"), "spec.containers[0].env[1].name", "POD_IP is the operator's"),
     ({"spec": {"affinity": "yes"}}, "spec.affinity", "'yes' is not a mapping"),
     ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork", "'yes' is not true or false"),
     ({"spec": {"priority": True}}, "spec.priority", "True is not a whole number"),
@@ -62,6 +72,7 @@ FORMER: list[tuple[Manifest, str, str]] = [
     ({"containers": [{"name": "shipper"}]}, "containers[0].image", "needs an image"),
     ({"tolerations": {"key": "gpu"}}, "tolerations", "is not a list"),
     ({"env": {"A": "B"}}, "env", "is not a list"),
+    ({"env": [{"name": "COXSWAIN_NAME", "value": "mine"}]}, "env[0].name", "COXSWAIN_NAME is the operator's"),
     ({"resources": {"limits": {"memory": "12Gx"}}}, "resources.limits.memory", "'12Gx' has not the form"),
 ]  # fmt: skip
 
@@ -110,6 +121,8 @@ GOOD: list[Manifest] = [
     {"metadata": {"labels": {"team": "a", "example.com/cost-centre": ""}, "annotations": {"x": "any text: {}"}}},
     {"nodeSelector": {"gpu": "h100"}, "resources": {"limits": {"cpu": 8}}, "env": [{"name": "A", "value": "b"}]},
     {"restartPolicy": "Always", "hostname": "mine"},
+    with_variable("trainer", "COXSWAIN_LOG_LEVEL"), with_variable("trainer", "COXSWAIN_STORE_PATIENCE_SECONDS"),
+    with_variable("shipper", "POD_IP"), with_variable("shipper", "COXSWAIN_NAME"),
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from coxswain import names
 from coxswain.api.field_errors import FieldError, nearest, quoted, shorten
 
 Schema = dict[str, Any]
@@ -19,6 +20,9 @@ PARTS = ("metadata", "spec")
 # Our containers by the field of the job's spec whose template is laid over them.
 OWN = {"trainers": ("trainer", "constructor"), "data": ("coordinator", "loader")}
 _OURS_ALONE = ("restartPolicy", "restartPolicyRules")  # of our containers: the operator judges their ends
+_PREFIX = "COXSWAIN_"
+_VARIABLES = (names.ENV_LOG_LEVEL, names.ENV_STORE_PATIENCE)  # of ours that users may set
+_OPERATORS = (names.ENV_POD_NAME, names.ENV_POD_IP, names.ENV_POD_UID, names.ENV_NODE)
 _KEY = re.compile(r"([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _TYPES: dict[str, tuple[type, str, str]] = {
     "string": (str, "a string", "put the value in quotes"),
@@ -114,6 +118,7 @@ def _former_faults(path: str, template: dict[str, Any], own: tuple[str, ...]) ->
             close = nearest(name, [*known, *PARTS])
             shape = "a template has metadata and spec, such as template: {spec: {nodeSelector: {gpu: h100}}}"
             yield FieldError(f"{path}.{name}", "unknown field", name, ", ".join(PARTS), f"{close}; {shape}")
+    yield from _variable_faults(f"{path}.env", template.get("env"))
     yield from _container_faults(path, template, own)
 
 
@@ -131,6 +136,18 @@ def _container_faults(path: str, spec: dict[str, Any], own: tuple[str, ...]) -> 
             for part in _OURS_ALONE:
                 if name in own and part in container:
                     yield FieldError(f"{where}.{part}", "the operator sets it", way_out=f"remove {part}")
+            if name in own:
+                yield from _variable_faults(f"{where}.env", container.get("env"))
+
+
+def _variable_faults(path: str, env: Any) -> Iterator[FieldError]:
+    """Variables of our containers that the operator sets, or that nothing reads."""
+    for index, variable in enumerate(env if isinstance(env, list) else ()):
+        name = variable.get("name") if isinstance(variable, dict) else None
+        ours = isinstance(name, str) and name.startswith(_PREFIX) and name not in _VARIABLES
+        if ours or name in _OPERATORS:
+            allowed = f"{' and '.join(_VARIABLES)}, and names without {_PREFIX} but {', '.join(_OPERATORS)}"
+            yield FieldError(f"{path}[{index}].name", f"{name} is the operator's", name, allowed, "remove it")
 
 
 def _faults(schema: Schema, value: Any, path: str) -> Iterator[FieldError]:

@@ -143,9 +143,8 @@ def _container_faults(path: str, spec: dict[str, Any], own: tuple[str, ...]) -> 
 def _variable_faults(path: str, env: Any) -> Iterator[FieldError]:
     """Variables of our containers that the operator sets, or that nothing reads."""
     for index, variable in enumerate(env if isinstance(env, list) else ()):
-        name = variable.get("name") if isinstance(variable, dict) else None
-        ours = isinstance(name, str) and name.startswith(_PREFIX) and name not in _VARIABLES
-        if ours or name in _OPERATORS:
+        name = str(variable.get("name")) if isinstance(variable, dict) else ""
+        if name in _OPERATORS or (name.startswith(_PREFIX) and name not in _VARIABLES):
             allowed = f"{' and '.join(_VARIABLES)}, and names without {_PREFIX} but {', '.join(_OPERATORS)}"
             yield FieldError(f"{path}[{index}].name", f"{name} is the operator's", name, allowed, "remove it")
 

@@ -86,7 +86,7 @@ def _positive(option: str, value: float, most: float = 1e9) -> float:
 def _names(rivals: str) -> tuple[str, ...]:
     if rivals == "all":
         return NAMES
-    return () if rivals == "none" else tuple(rivals.split(","))
+    return () if rivals == "none" else tuple(dict.fromkeys(name.strip() for name in rivals.split(",")))
 
 
 def _action(action: str) -> Action:

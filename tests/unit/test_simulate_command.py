@@ -65,6 +65,11 @@ def test_without_rivals_ours_is_alone_and_where_no_person_reads_the_results_are_
     assert [run["name"] for run in json.loads(done.stdout)["runs"]] == ["ours"]
 
 
+def test_a_rival_that_is_named_twice_runs_once_whatever_spaces_are_beside_commas(trace: Path) -> None:
+    done = cox(trace, *SMALL, "--rivals", "rigid, rigid")
+    assert [run["name"] for run in json.loads(done.stdout)["runs"]] == ["ours", "rigid"]
+
+
 def test_a_trace_file_beside_a_drawn_trace_is_refused(trace: Path) -> None:
     done = cox(trace, "--generate", "quiet", *SMALL)
     assert done.exit_code == 2 and "give either a trace file or --generate" in done.stderr

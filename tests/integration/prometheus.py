@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,17 @@ from typing import Any
 import httpx
 import yaml
 
+from coxswain.api.dashboards import Dashboard, Panel
 from tests.charts import Manifest
 from tests.children import Child, ReservedPort, binary, own_address
 
 POD_LABEL = "__meta_kubernetes_pod_label_coxswain_dev_"
 # What the Prometheus operator's scrape jobs take from Kubernetes whatever a monitor says.
-ALWAYS = {"namespace": "__meta_kubernetes_namespace", "pod": "__meta_kubernetes_pod_name", "service": "__meta_service"}
+ALWAYS = {
+    "namespace": "__meta_kubernetes_namespace",
+    "pod": "__meta_kubernetes_pod_name",
+    "service": "__meta_kubernetes_service_name",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,10 @@ class Prometheus:
         """Each with its name, state and health."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
+    def wait_for(self, series: str) -> None:
+        """Until there are twelve scrapes of a series: a rate over 10 s has several."""
+        self.child.wait_until(lambda: self.has(f"count_over_time({series}[1m]) > 12"), 120)
+
     def has(self, query: str) -> bool:
         """Whether it serves and a query has a sample now."""
         try:
@@ -99,3 +109,20 @@ class Prometheus:
         answer = self._http.get(f"/api/v1/{path}", params=parameters)
         assert answer.status_code in (200, 503), answer.text  # 503: not started
         return answer.json()["data"] if answer.status_code == 200 else {"result": [], "groups": []}
+
+
+def chosen(query: str) -> str:
+    """As Grafana asks it for the job, or for its operator."""
+    for variable, value in {"$namespace": "team-a", "$training_job": "small", "$__rate_interval": "10s"}.items():
+        query = query.replace(variable, value)
+    return query
+
+
+def empty_of(prometheus: Prometheus, panel: Panel) -> int:
+    """How many of the panel's queries have no sample."""
+    return sum(not prometheus.query(chosen(query)) for query, _ in panel.queries)
+
+
+def variables(dashboard: Dashboard) -> list[tuple[str, str]]:
+    """(series, label) of each variable."""
+    return [re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups() for _, query in dashboard.variables]  # type: ignore[union-attr]

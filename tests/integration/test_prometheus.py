@@ -11,23 +11,18 @@ from typing import NamedTuple
 
 import pytest
 
-from coxswain.api.dashboards import JOB, OPERATOR, Dashboard, Panel
+from coxswain.api.dashboards import JOB, Panel
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER
 from tests.charts import of_kind, render
-from tests.integration.apiserver import ApiServer
-from tests.integration.operator_parts import apply_all, new_namespace
-from tests.integration.processes import operator
-from tests.integration.prometheus import POD_LABEL, Prometheus, Target, scrape_configs
+from tests.integration.prometheus import POD_LABEL, Prometheus, Target, chosen, empty_of, scrape_configs, variables
 from tests.local.jobs import ENDLESS, Run, find_service, job_objects, wait_for_step, wait_until, write_corpus
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.binaries("etcd", "kube-apiserver", "helm", "prometheus"),
+    pytest.mark.binaries("helm", "prometheus"),
 ]
 
-ON = {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}
-ENOUGH = "[1m]) > 12"  # scrapes of a series: a rate over 10 s has several
 EMPTY = {"Model FLOPs utilisation", "Workers that ended"}  # no peak of a CPU is known, and none has ended
 
 
@@ -64,27 +59,15 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     cox = run.start()
     try:
         wait_for_step(run, cox, 3)
-        (monitor,) = of_kind(render({"metrics": ON}), "PodMonitor")
+        (monitor,) = of_kind(render({"metrics": {"podMonitor": {"enabled": True}}}), "PodMonitor")
         (rule,) = of_kind(render({"metrics": {"rules": {"enabled": True}}}), "PrometheusRule")
         scrapes = scrape_configs(monitor["spec"]["podMetricsEndpoints"], targets(cox))
         with Prometheus(folder, scrapes, rule["spec"]) as prometheus:
-            prometheus.child.wait_until(lambda: prometheus.has(f"count_over_time(coxswain_step{ENOUGH}"), 120)
+            prometheus.wait_for("coxswain_step")
             yield Watched(prometheus, run)
     finally:
         cox.send_signal(signal.SIGINT)
         run.finish(cox)
-
-
-def chosen(query: str) -> str:
-    """As Grafana asks it for the job, or for its operator."""
-    for variable, value in {"$namespace": "team-a", "$training_job": "small", "$__rate_interval": "10s"}.items():
-        query = query.replace(variable, value)
-    return query
-
-
-def empty_of(prometheus: Prometheus, panel: Panel) -> int:
-    """How many of the panel's queries have no sample."""
-    return sum(not prometheus.query(chosen(query)) for query, _ in panel.queries)
 
 
 @pytest.mark.parametrize("panel", JOB.panels, ids=lambda panel: panel.title)
@@ -97,11 +80,6 @@ def test_every_sample_of_a_panel_has_the_labels_of_its_legend(watched: Watched, 
     for query, legend in panel.queries:
         named = set(re.findall(r"\{\{(\w+)\}\}", legend))
         assert [s["metric"] for s in watched.prometheus.query(chosen(query)) if not named <= s["metric"].keys()] == []
-
-
-def variables(dashboard: Dashboard) -> list[tuple[str, str]]:
-    """(series, label) of each variable."""
-    return [re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups() for _, query in dashboard.variables]  # type: ignore[union-attr]
 
 
 def test_the_variables_of_the_dashboard_offer_the_namespace_and_the_job(watched: Watched) -> None:
@@ -121,33 +99,3 @@ def test_every_alert_can_be_computed_and_none_fires_on_a_healthy_run(watched: Wa
     assert rules
     assert {rule["health"] for rule in rules} == {"ok"}
     assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
-
-
-@pytest.fixture(scope="module")
-def of_operator(api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """What is recorded of an operator that has a job."""
-    folder, namespace = tmp_path_factory.mktemp("operator"), new_namespace(api)
-    own = ("--namespace", namespace, "--operator-namespace", namespace)
-    child = operator(api.kubeconfig, folder / "operator.log", *own)
-    try:
-        apply_all(api, namespace)
-        child.wait_until(lambda: "health on " in child.log.read_text())
-        address = child.log.read_text().split("health on ")[1].split()[0]
-        (monitor,) = of_kind(render({"metrics": ON}), "ServiceMonitor")
-        known = {"__meta_kubernetes_namespace": "team-a", "__meta_kubernetes_pod_name": "operator-0"}
-        scrapes = scrape_configs(monitor["spec"]["endpoints"], [Target("http", address, known)])
-        with Prometheus(folder, scrapes, {"groups": []}) as prometheus:
-            ready = f"count_over_time(coxswain_operator_jobs{ENOUGH}"
-            prometheus.child.wait_until(lambda: prometheus.has(ready), 120)
-            yield prometheus
-    finally:
-        child.stop()
-
-
-@pytest.mark.parametrize("panel", OPERATOR.panels, ids=lambda panel: panel.title)
-def test_every_query_of_a_panel_has_samples_of_an_operator(of_operator: Prometheus, panel: Panel) -> None:
-    assert empty_of(of_operator, panel) == 0
-
-
-def test_the_variable_of_the_operators_dashboard_offers_its_namespace(of_operator: Prometheus) -> None:
-    assert [of_operator.values_of(label, series) for series, label in variables(OPERATOR)] == [["team-a"]]

@@ -26,6 +26,12 @@ def operator(kubeconfig: Path, log: Path, *options: str) -> Child:
     return Child([*command, *options], log)
 
 
+def health_address(child: Child) -> str:
+    """Where an operator says that it serves its health and metrics. Waits for it."""
+    child.wait_until(lambda: "health on " in child.log.read_text())
+    return child.log.read_text().split("health on ")[1].split()[0]
+
+
 def holder(api: ApiServer, namespace: str) -> str:
     """The Lease's holder; empty: there is none."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/coxswain-operator"

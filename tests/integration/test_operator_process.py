@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.children import Child
+from tests.integration import processes
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import MERGE, Kubelet, apply_all, new_namespace
-from tests.integration.processes import QUICK
+from tests.integration.processes import QUICK, holder
 
 # A leader that a busy machine holds up for longer than it may take to renew exits.
 FAST = ("--lease-seconds", "8", "--renew-seconds", "7", "--retry-seconds", "0.2")
@@ -27,11 +26,8 @@ def start(api: ApiServer, tmp_path: Path) -> Iterator[Start]:
     children: list[Child] = []
 
     def one(namespace: str, *options: str) -> Child:
-        command: list[str | Path] = [
-            sys.executable, "-m", "coxswain_operator", "--kubeconfig", api.kubeconfig, "--namespace", namespace,
-            "--operator-namespace", namespace, "--host", "127.0.0.1", "--port", "0", *options,
-        ]  # fmt: skip
-        child = Child(command, tmp_path / f"operator-{len(children)}.log")
+        within = ("--namespace", namespace, "--operator-namespace", namespace)
+        child = processes.operator(api.kubeconfig, tmp_path / f"operator-{len(children)}.log", *within, *options)
         children.append(child)
         return child
 
@@ -44,18 +40,13 @@ def lease(api: ApiServer, namespace: str) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/coxswain-operator"
 
 
-def holder(api: ApiServer, namespace: str) -> str:
-    found: dict[str, Any] = api.http.get(lease(api, namespace)).json()
-    return str(found.get("spec", {}).get("holderIdentity", ""))
-
-
 def test_an_applied_job_gets_its_pods_and_the_process_says_that_it_is_well(api: ApiServer, start: Start) -> None:
     namespace = new_namespace(api)
     operator, kubelet = start(namespace), Kubelet(api, namespace)
     operator.wait_until(lambda: bool(holder(api, namespace)))
     apply_all(api, namespace)
     operator.wait_until(lambda: len(kubelet.names()) == 4)
-    address = operator.log.read_text().split("health on ")[1].split()[0]
+    address = processes.health_address(operator)
     assert httpx.get(f"http://{address}/healthz").status_code == 200
     assert 'coxswain_reconcile_total{result="ok"}' in httpx.get(f"http://{address}/metrics").text
     operator.process.send_signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ from coxswain.api.dashboards import OPERATOR, Panel
 from tests.charts import of_kind, render
 from tests.integration.apiserver import ApiServer
 from tests.integration.operator_parts import apply_all, new_namespace
-from tests.integration.processes import operator
+from tests.integration.processes import health_address, operator
 from tests.integration.prometheus import Prometheus, Target, empty_of, scrape_configs, variables
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.binaries("helm", "prometheus")]
@@ -24,11 +24,9 @@ def of_operator(api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
     child = operator(api.kubeconfig, folder / "operator.log", *own)
     try:
         apply_all(api, namespace)
-        child.wait_until(lambda: "health on " in child.log.read_text())
-        address = child.log.read_text().split("health on ")[1].split()[0]
         (monitor,) = of_kind(render({"metrics": {"serviceMonitor": {"enabled": True}}}), "ServiceMonitor")
         known = {"__meta_kubernetes_namespace": "team-a", "__meta_kubernetes_pod_name": "operator-0"}
-        scrapes = scrape_configs(monitor["spec"]["endpoints"], [Target("http", address, known)])
+        scrapes = scrape_configs(monitor["spec"]["endpoints"], [Target("http", health_address(child), known)])
         with Prometheus(folder, scrapes, {"groups": []}) as prometheus:
             prometheus.wait_for("coxswain_operator_jobs")
             yield prometheus

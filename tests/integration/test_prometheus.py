@@ -7,7 +7,6 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -26,18 +25,10 @@ pytestmark = [
 EMPTY = {"Model FLOPs utilisation", "Workers that ended"}  # no peak of a CPU is known, and none has ended
 
 
-class Watched(NamedTuple):
-    prometheus: Prometheus
-    run: Run
-
-
 def targets(cox: subprocess.Popen[str]) -> list[Target]:
     """Every service of the run, with the labels that its pod has on Kubernetes."""
-    return [
-        found
-        for service in (COORDINATOR, LOADER, CONSTRUCTOR, TRAINER)
-        if (found := target(cox, service.module, service.name, service.http))
-    ]
+    services = (COORDINATOR, LOADER, CONSTRUCTOR, TRAINER)
+    return [target(cox, service.module, service.name, service.http) for service in services]
 
 
 def target(cox: subprocess.Popen[str], module: str, port: str, number: int) -> Target:
@@ -51,7 +42,7 @@ def target(cox: subprocess.Popen[str], module: str, port: str, number: int) -> T
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("watched")
     write_corpus(folder / "corpus")
     more = {"stop": {"steps": ENDLESS}, "evaluation": {"everySteps": 3, "tokens": 700}}
@@ -64,38 +55,38 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         scrapes = scrape_configs(monitor["spec"]["podMetricsEndpoints"], targets(cox))
         with Prometheus(folder, scrapes, rule["spec"]) as prometheus:
             prometheus.wait_for("coxswain_step")
-            yield Watched(prometheus, run)
+            yield prometheus
     finally:
         cox.send_signal(signal.SIGINT)
         run.finish(cox)
 
 
 @pytest.mark.parametrize("panel", JOB.panels, ids=lambda panel: panel.title)
-def test_every_query_of_a_panel_has_samples_of_a_run(watched: Watched, panel: Panel) -> None:
-    assert empty_of(watched.prometheus, panel) == (len(panel.queries) if panel.title in EMPTY else 0)
+def test_every_query_of_a_panel_has_samples_of_a_run(watched: Prometheus, panel: Panel) -> None:
+    assert empty_of(watched, panel) == (len(panel.queries) if panel.title in EMPTY else 0)
 
 
 @pytest.mark.parametrize("panel", JOB.panels, ids=lambda panel: panel.title)
-def test_every_sample_of_a_panel_has_the_labels_of_its_legend(watched: Watched, panel: Panel) -> None:
+def test_every_sample_of_a_panel_has_the_labels_of_its_legend(watched: Prometheus, panel: Panel) -> None:
     for query, legend in panel.queries:
         named = set(re.findall(r"\{\{(\w+)\}\}", legend))
-        assert [s["metric"] for s in watched.prometheus.query(chosen(query)) if not named <= s["metric"].keys()] == []
+        assert [s["metric"] for s in watched.query(chosen(query)) if not named <= s["metric"].keys()] == []
 
 
-def test_the_variables_of_the_dashboard_offer_the_namespace_and_the_job(watched: Watched) -> None:
-    offered = [watched.prometheus.values_of(label, chosen(series)) for series, label in variables(JOB)]
+def test_the_variables_of_the_dashboard_offer_the_namespace_and_the_job(watched: Prometheus) -> None:
+    offered = [watched.values_of(label, chosen(series)) for series, label in variables(JOB)]
     assert offered == [["team-a"], ["small"]]
 
 
-def test_every_service_of_a_run_is_scraped_without_an_error(watched: Watched) -> None:
-    up = watched.prometheus.query("up")
+def test_every_service_of_a_run_is_scraped_without_an_error(watched: Prometheus) -> None:
+    up = watched.query("up")
     assert {s["metric"]["job"]: s["value"][1] for s in up} == dict.fromkeys(
         ("coordinator", "loader", "constructor", "trainer"), "1"
     )
 
 
-def test_every_alert_can_be_computed_and_none_fires_on_a_healthy_run(watched: Watched) -> None:
-    rules = watched.prometheus.rules()
+def test_every_alert_can_be_computed_and_none_fires_on_a_healthy_run(watched: Prometheus) -> None:
+    rules = watched.rules()
     assert rules
     assert {rule["health"] for rule in rules} == {"ok"}
     assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 
 import looptime
@@ -14,19 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coxswain.errors import Retryable
-from coxswain.names import API_VERSION, CONTROLLER, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
+from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain.wire import JobReport
 from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.controller import WATCHED, Controller
-from coxswain_operator.pod_decoding import pod_view
 from coxswain_operator.reconcile.times import seconds, stamp
 from coxswain_operator.settings import Settings
 from coxswain_operator.single_job import run_job
-from coxswain_operator.views import Manifest, NodeView, PodView
+from coxswain_operator.views import Manifest, NodeView
 from tests.unit.fake_cluster import (
     NAMESPACE,
     FakeCluster,
-    copied,
     data_mix,
     data_source,
     live,
@@ -453,67 +450,3 @@ async def test_a_pass_that_creates_too_long_ends_and_the_next_one_goes_on_at_onc
     monkeypatch.undo()
     await controller.reconcile_job(NAMESPACE, "demo")
     assert len(world.created) == 4
-
-
-@pytest.mark.parametrize(
-    ("mine", "said", "acts"),
-    [
-        ("", "example.org/other", True),
-        (CONTROLLER, None, True),
-        (CONTROLLER, CONTROLLER, True),
-        (CONTROLLER, "example.org/other", False),
-        ("example.org/other", "example.org/other", True),
-        ("example.org/other", None, False),
-    ],
-)
-async def test_a_job_belongs_to_the_controller_that_it_names(mine: str, said: str | None, acts: bool) -> None:
-    world = with_job(**({"managedBy": said} if said else {}))
-    controller = Controller(world, world, world.clock, settings=Settings(managed_by=mine))
-    for _ in range(4):
-        await controller.reconcile_job(NAMESPACE, "demo")
-    assert (len(world.created), "status" in world.job) == ((4, True) if acts else (0, False))
-
-
-@pytest.mark.parametrize(("exists", "left"), [(True, []), (False, ["demo-a"])])
-async def test_pods_that_a_queue_keeps_leave_it_once_no_job_of_their_name_exists_under_any_controller(
-    exists: bool, left: list[str]
-) -> None:
-    world = with_job(managedBy="example.org/a")
-    if not exists:
-        del world.objects["TrainingJob", "demo"]
-
-    async def orphans(namespace: str, job: str, besides: str = "") -> list[PodView]:
-        ended = {"phase": "Failed", "lingers": False}
-        return [replace(pod_view(foreign_pod("demo-trainer-0-0")), group="demo-a", **ended)]
-
-    async def leave_queue(namespace: str, group: str, pod: str, uid: str = "") -> None:
-        found.append(group)
-
-    found: list[str] = []
-    world.orphans, world.leave_queue = orphans, leave_queue  # type: ignore[method-assign]
-    await Controller(world, world, world.clock, settings=Settings(managed_by=CONTROLLER)).reconcile_job(
-        NAMESPACE, "demo"
-    )
-    assert found == left
-
-
-async def test_two_installations_leave_each_others_jobs_and_their_pods_alone() -> None:
-    """Neither its policy nor its group in a queue, which a deleted job would leave."""
-    queueing = {"queueing": {"backend": "Kueue", "queueName": "research"}}
-    world = with_job(managedBy="example.org/a", scheduling=queueing)
-    a, b = (
-        Controller(
-            world, world, world.clock, settings=Settings(managed_by=f"example.org/{name}", operator_namespace=name)
-        )
-        for name in "ab"
-    )
-    for _ in range(4):
-        await a.reconcile_job(NAMESPACE, "demo")
-    before, calls = copied(world.job), len(world.created)
-    world.before_call = lambda verb, what: writes.append((verb, what)) if verb not in ("get", "list") else None
-    writes: list[tuple[str, str]] = []
-    for _ in range(4):
-        await b.reconcile_job(NAMESPACE, "demo")
-    assert (writes, world.job, len(world.created)) == ([], before, calls)
-    policy = world.objects["NetworkPolicy", "demo"]["spec"]
-    assert "'kubernetes.io/metadata.name': 'a'" in str(policy)

@@ -109,6 +109,7 @@ def test_a_service_logs_from_the_level_of_its_environment_on(tmp_path, level, sh
         ("COXSWAIN_STORE_PATIENCE_SECONDS", "5m", "a number of seconds from 0 on, such as 60"),
         ("COXSWAIN_STORE_PATIENCE_SECONDS", "-1", "a number of seconds from 0 on, such as 60"),
         ("COXSWAIN_STORE_PATIENCE_SECONDS", "nan", "a number of seconds from 0 on, such as 60"),
+        ("COXSWAIN_STORE_PATIENCE_SECONDS", "inf", "a number of seconds from 0 on, such as 60"),
     ],
 )
 def test_a_variable_that_says_nothing_sensible_is_refused_by_name(tmp_path, variable, value, allowed):

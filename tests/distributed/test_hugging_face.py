@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -186,6 +187,30 @@ def test_an_exported_config_names_sizes_and_the_rotation_as_older_releases_of_tr
     kinds = [config["rope_parameters"] for config in found]
     assert kinds == [{"rope_type": "default", "rope_theta": MODEL.rope_theta}, {**rope, "rope_theta": MODEL.rope_theta}]
     assert [(config["vocab_size"], config["max_position_embeddings"]) for config in found] == [(64, 128)] * 2
+
+
+PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+LOW = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 0.5}
+SCALED = {"rope_theta": 5e5, "rope_scaling": {**LOW, "high_freq_factor": 2.5}}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "changes", "says"),
+    [
+        (None, {**PLAIN, "rope_theta": 1e6}, []),
+        (None, {**PLAIN, "rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 5e5}, ["rope_type is 'linear'"]),
+        (None, {"rope_parameters": {"rope_theta": 500000.25}}, ["rope_theta is 500000.25, this job's ropeTheta is 500000"]),
+        (LLAMA3, {**SCALED, "max_position_embeddings": 64}, []),
+        (LLAMA3, {**SCALED, "max_position_embeddings": 65}, ["original_max_position_embeddings is 65, .* has 64"]),
+        (LLAMA3, {**SCALED, "rope_scaling": LOW, "max_position_embeddings": 64}, ["high_freq_factor is None, .* has 2.5"]),
+    ],
+    ids=["plain", "both", "theta", "older", "longer", "lacking"],
+)  # fmt: skip
+def test_of_a_configs_rotations_the_one_counts_that_transformers_computes(scaling, changes, says):
+    model = replace(MODEL, rope_theta=5e5, rope_scaling=scaling)
+    others = {name: value for name, value in to_config(model, 64, 128).items() if "rope" not in name}
+    found = list(differences({**others, **changes}, model))
+    assert len(found) == len(says) and all(map(re.match, says, found))
 
 
 def test_a_config_of_mistral_that_names_no_window_has_one(tmp_path):

@@ -135,8 +135,8 @@ def _rope_parameters(model: ModelConfig) -> dict[str, Any]:
 
 
 def _rotary_differences(found: Mapping[str, Any], model: ModelConfig) -> Iterator[str]:
-    """Newer files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`."""
-    rotary = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    """Newer files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`, which counts where a file has both."""
+    rotary = found.get("rope_scaling") or found.get("rope_parameters") or {}
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     theta = float(rotary.get("rope_theta") or found.get("rope_theta") or 10000.0)
     wanted = _rope_parameters(model)
@@ -148,8 +148,14 @@ def _rotary_differences(found: Mapping[str, Any], model: ModelConfig) -> Iterato
         given = {"original_max_position_embeddings": found.get("max_position_embeddings"), **rotary}
         for name in wanted.keys() - {"rope_type"}:
             if given.get(name) != wanted[name]:
-                yield f"{name} is {given.get(name)}, this job's model.config.ropeScaling has {wanted[name]:g}"
+                yield f"{name} is {given.get(name)}, this job's model.config.ropeScaling has {_exact(wanted[name])}"
     if theta != model.rope_theta:
-        yield f"rope_theta is {theta:g}, this job's ropeTheta is {model.rope_theta:g}"
+        yield f"rope_theta is {_exact(theta)}, this job's ropeTheta is {_exact(model.rope_theta)}"
     if rotary.get("partial_rotary_factor", 1.0) != 1.0:
         yield f"partial_rotary_factor is {rotary['partial_rotary_factor']}, this engine's is 1.0"
+
+
+def _exact(number: float) -> str:
+    """In six digits where these are all."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)

@@ -7,6 +7,8 @@ from itertools import combinations, product
 
 import pytest
 
+from coxswain.cost import load_constants
+from coxswain.cost.model import CostModel
 from coxswain.plan.bounds import lower_bound
 from coxswain.plan.lengths import SETS, draw_lengths
 from coxswain.plan.planners import plan, planner
@@ -44,6 +46,17 @@ def test_a_step_of_mostly_long_sequences_ends_within_6_percent_of_the_lower_boun
         found = plan("makespan", mostly_long(replicas, rings, seed), **given(replicas, 8 * K))
         assert found.makespan_over_bound <= 1.06, f"seed {seed}"
         assert found.makespan_over_bound <= 1.035 or replicas == 64, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", [20, 26, 42, 50])
+def test_over_slow_links_no_ring_is_widened_so_far_that_a_plan_of_least_degrees_ends_much_earlier(seed: int) -> None:
+    """Keys and values travel longer than they are computed with: a wider ring sends more and ends hardly earlier."""
+    rng = random.Random(seed)
+    spread, count = rng.choice([-1.5, -1, 0]), 64 * rng.choice([2, 4, 8])
+    lengths = [min(256 * K, max(1, int(8 * K * rng.lognormvariate(spread, 1.5)))) for _ in range(count)]
+    slow = {**given(64, 8 * K), "cost": CostModel(load_constants("a100-40g")), "node_size": 1}
+    ours, least = (plan(name, lengths, **slow).makespan_seconds for name in ("makespan", "bytescale"))
+    assert ours <= 1.04 * least
 
 
 @pytest.mark.parametrize("replicas", [64, 256])

@@ -49,6 +49,7 @@ COLUMNS = (1.01, 1.02, 1.025, 1.03, 1.035, 1.04)  # times the lower bound: targe
 EXACT, FIT = 1.002, 4  # times such a target: good enough; packs are fitted where so many sequences a ring are short
 GOOD = 1.03  # times the lower bound: of nested blocks good enough
 LIKE = 1.03  # times the lower bound, with uneven speeds: good enough not to try another way
+REACHED = (1.0, 1.05, 1.15)  # times what rings of least degrees need: targets where that is above the bound
 ENOUGH = 1.045  # times the lower bound: then targets are not tried behind nested blocks, nor these behind targets
 DEALS = 2  # of sequences to slow replicas by themselves and to all others, the second by what the first reached
 
@@ -174,6 +175,22 @@ def _targets(problem: Problem, long: Ints, short: Ints, best: Trial | None) -> T
             tried.add((target, degrees.tobytes()))
             best = _trial(problem, long, short, degrees, target * bound, best) or best
     assert best is not None  # the first trial never gives up
+    return _in_reach(problem, long, short, best) if long.size else best
+
+
+def _in_reach(problem: Problem, long: Ints, short: Ints, best: Trial) -> Trial:
+    """Tries what rings of the least degrees need as a target, where slow links put the bound out of reach.
+
+    A ring that misses its target is widened, so that rings which miss it whatever their degree send more than they gain.
+    """
+    lengths = problem.lengths[long]
+    least = _needed(problem, long, short, -(-lengths // problem.capacity))
+    if least <= ENOUGH * problem.lower_bound():
+        return best
+    for factor in REACHED[: _tries(problem, long.size)]:
+        target = factor * least
+        if best.makespan > CLOSE * target:
+            best = _trial(problem, long, short, degrees_by(problem, lengths, target), target, best) or best
     return best
 
 

@@ -270,6 +270,19 @@ def test_users_get_rights_through_aggregated_roles(plain: list[Manifest]) -> Non
     assert gains[f"{name}-jobs"] == gains[f"{name}-nodes"] == set()
 
 
+def test_people_write_the_four_kinds_and_their_scale_and_no_status_and_no_quarantine() -> None:
+    roles = {m["metadata"]["name"]: m for m in of_kind(render(), "ClusterRole")}
+    kinds = ("trainingjobs", "datasources", "datamixes", "parallelismpolicies")
+    shown = (*kinds, "trainingjobs/status", "trainingjobs/scale")
+    written = {(kind, verb) for kind in kinds for verb in ("create", "update", "patch", "delete", "deletecollection")}
+    scaled = {("trainingjobs/scale", verb) for verb in ("update", "patch")}
+    for name, gained in (
+        ("viewer", {(kind, verb) for kind in shown for verb in ("get", "list", "watch")}),
+        ("editor", written | scaled),
+    ):
+        assert rights([roles[f"{NAMESPACE}-coxswain-{name}"]]) == {("coxswain.dev", *right) for right in gained}
+
+
 def test_releases_of_one_name_in_two_namespaces_share_no_object_but_the_kinds(plain: list[Manifest]) -> None:
     other = render({}, "--namespace", "elsewhere")
     shared = {identity(m) for m in plain} & {identity(m) for m in other}

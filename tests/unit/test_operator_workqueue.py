@@ -57,6 +57,16 @@ async def test_keys_that_are_added_together_are_one_call_and_one_added_during_it
     assert passes.most == 1
 
 
+async def test_a_key_that_is_added_again_while_its_call_is_put_off_is_called_once() -> None:
+    passes = Passes(REST)
+    async with WorkQueue(passes) as queue:
+        queue.add(KEY)
+        await asyncio.sleep(COALESCE_SECONDS / 2)
+        queue.add(KEY)
+        await asyncio.sleep(60.0)
+    assert passes.begun == [COALESCE_SECONDS]
+
+
 @pytest.mark.parametrize(("added", "begun"), [(1.0, 10.1), (20.0, 20.1), (None, 30.1)])
 async def test_a_key_rests_for_least_though_it_is_added_and_for_most_though_it_is_not(
     added: float | None, begun: float
@@ -88,6 +98,17 @@ async def test_keys_share_what_one_may_cost_but_none_rests_much_longer_for_the_o
     assert sorted(passes.begun) == pytest.approx(
         [COALESCE_SECONDS] * keys + [COALESCE_SECONDS + spaced] * keys, abs=0.01
     )
+
+
+async def test_a_key_rests_no_longer_for_keys_that_have_not_been_added() -> None:
+    passes = Passes(RequeueDelay(0.1, 60.0))
+    async with WorkQueue(passes) as queue:
+        for number in range(20):
+            queue.add(("lab", str(number)))
+        await asyncio.sleep(COALESCE_SECONDS + 0.01)
+        queue.add(("lab", "7"))
+        await asyncio.sleep(10.0)
+    assert passes.begun[20:] == pytest.approx([2 * COALESCE_SECONDS + 0.1])
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -163,6 +184,18 @@ async def test_at_most_sixteen_keys_are_in_process_and_the_oldest_of_the_others_
         await asyncio.sleep(60.0)
         assert (passes.most, queue.oldest(1000 + now())) == (16, 0.0)
     assert passes.under_way == 0
+
+
+async def test_a_key_waits_from_its_addition_until_its_call_begins_also_when_it_is_added_during_one() -> None:
+    async with WorkQueue(Passes(REST, seconds=5.0)) as queue:
+        queue.add(KEY)
+        await asyncio.sleep(2.0)
+        assert queue.oldest(1000 + now()) == 0.0
+        queue.add(KEY)
+        await asyncio.sleep(3.0)
+        assert queue.oldest(1000 + now()) == pytest.approx(3.0)
+        await asyncio.sleep(1.0)
+        assert queue.oldest(1000 + now()) == 0.0
 
 
 async def test_a_queue_that_is_left_has_ended_its_calls() -> None:

@@ -59,3 +59,17 @@ async def test_a_lost_pod_waits_for_a_child_that_is_replaced_but_not_for_the_bud
     world.vanish(world.pod("trainer-1") or {})
     await passes(world)
     assert (world.pod("trainer-1") is not None) is starts
+
+
+async def test_a_config_map_of_the_start_before_stays_while_a_pod_of_that_start_is_there() -> None:
+    world = await running(failurePolicy={"rules": [RESTART_JOB]})
+    (name,) = (name for kind, name in world.objects if kind == "ConfigMap" and name.startswith("demo-config-"))
+    slow = world.pod("loader-0") or {}
+    slow["metadata"]["finalizers"] = ["example.com/slow"]
+    world.edit("TrainingJob", "demo", optimizer={"learningRate": "1e-4"})
+    world.end(world.pod("trainer-0") or {}, 7)
+    await passes(world, 8)
+    assert ("ConfigMap", name) in world.objects
+    world.vanish(slow)
+    await passes(world)
+    assert ("ConfigMap", name) not in world.objects

@@ -144,6 +144,18 @@ async def test_pods_that_wait_for_a_node_are_replaced_once_one_is_admitted_again
     assert world.job["status"]["restarts"] == {"counted": 0, "ignored": 0}
 
 
+async def test_a_pod_that_waits_for_a_node_is_kept_when_yet_another_node_is_quarantined() -> None:
+    """Its successor would wait at the end of the scheduler's queue, for fewer nodes."""
+    world = new_world()
+    put(world, "bad")
+    world.unplaceable = {"trainer-1"}
+    await passes(world)
+    world.run_all()
+    put(world, "worse")
+    await passes(world, 3)
+    assert (len(world.created), avoided(world, "trainer-1")) == (4, {"bad"})
+
+
 async def test_a_pod_that_waits_for_a_queue_is_left_alone() -> None:
     world = new_world()
     put(world, "bad")

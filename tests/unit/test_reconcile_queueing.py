@@ -9,12 +9,14 @@ import pytest
 
 from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
 from coxswain_operator.controller import Controller
+from coxswain_operator.reconcile import reconcile
 from coxswain_operator.reconcile.actions import LeaveQueue
 from coxswain_operator.reconcile.pending import GATED
 from coxswain_operator.reconcile.queueing import release_groups
 from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.views import Manifest, PodView
+from coxswain_operator.views import AdmissionView, Manifest, PodView
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, live, member_of, training_job
+from tests.unit.reconcile_scenes import NOW, Scene, condition
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB, begin, passes
 
 QUEUE: dict[str, Any] = {"queueing": {"backend": "Kueue", "queueName": "research"}}
@@ -239,3 +241,14 @@ def test_a_group_is_released_once_when_none_of_its_pods_runs_on(
     pods: tuple[PodView, ...], releases: list[LeaveQueue]
 ) -> None:
     assert list(release_groups(pods, "now")) == releases
+
+
+@pytest.mark.parametrize("how", ["Completed", "Failed", "deleted"])
+def test_every_group_and_workload_of_a_job_that_is_over_or_kept_by_a_finalizer_is_released(how: str) -> None:
+    """One pass may have been lost with its operator: the next ones release what it has not."""
+    over = {"conditions": [condition("Succeeded", str(how == "Completed"), reason=how)], "completionTime": stamp(NOW)}
+    scene = Scene((DEAD,), status={} if how == "deleted" else over)
+    observed = replace(scene.observed, admissions=(AdmissionView("old"), AdmissionView("demo-u-0")))
+    if how == "deleted":
+        observed.job["metadata"]["deletionTimestamp"] = stamp(NOW)
+    assert reconcile(observed, NOW).of(LeaveQueue) == (MARK_D, LeaveQueue("demo-u-0"))

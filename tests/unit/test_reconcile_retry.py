@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from coxswain.wire import Fault, JobEvent
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.actions import Delete, WriteStatus
 from coxswain_operator.reconcile.times import stamp
+from coxswain_operator.single_job import run_job
 from coxswain_operator.views import Event
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, report_text, with_job
 from tests.unit.reconcile_scenes import GANG, NOW, Scene, condition
@@ -56,6 +58,20 @@ async def test_a_retried_job_runs_again_with_fresh_counters_and_the_same_history
         (1, "", 10),
     ]
     assert [e.message for e in world.events if e.reason == "Resumed"] == ["retried after Failed"]
+
+
+@pytest.mark.timeout(10)
+async def test_an_ended_job_without_pods_that_is_retried_is_run_and_not_returned_as_it_is() -> None:
+    world, leave = await failed(), asyncio.Event()
+    for pod in world.pods():
+        world.vanish(pod)
+    controller = Controller(world, world, world.clock)
+    job = await run_job(controller, world, NAMESPACE, "demo", leave)
+    assert job is not None and (world.state, job["status"]["attempt"]) == ("Failed", 0)
+    ask(world, "1")
+    world.before_call = lambda verb, what: leave.set() if verb == "patch" else None
+    job = await run_job(controller, world, NAMESPACE, "demo", leave)
+    assert job is not None and (world.state, job["status"]["attempt"]) == ("Starting", 1)
 
 
 async def test_one_value_of_the_annotation_retries_once_and_another_one_again() -> None:

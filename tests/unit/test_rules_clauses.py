@@ -8,7 +8,7 @@ from coxswain.api import cel_rules
 from coxswain.api.cel_rules import check_rules
 from coxswain.api.rules import Rule
 from coxswain.api.validate import check, defaulted
-from tests.api_samples import LAYOUT, PHASE, SHAPE, Manifest, sample
+from tests.api_samples import LAYOUT, PHASE, REMOVED, SHAPE, Manifest, sample
 
 CODE, DOCS = ({"name": name, "sourceRef": {"name": name}, "weight": 1} for name in ("code", "docs"))
 SOURCES = {"spec.sources": [CODE, DOCS]}
@@ -16,11 +16,22 @@ EVALUATED = {"spec.evaluation": {"everySteps": 5, "tokens": 100}}
 OFTENER = {"spec.evaluation": {"everySteps": 4, "tokens": 100}}
 SUSPENDED = {"spec.suspend": True}
 IN_TWOS = {"spec.parallelism.tensor": 2, "spec.trainers.devicesPerTrainer": 2}
+INLINE = {"spec.mixRef": REMOVED, "spec.mix": {"seed": 7, "sources": [CODE]}}
 UNBOUNDED = {"spec.trainers": {"count": 4}}
 
 
 def phases(*starts: Manifest) -> Manifest:
     return {"spec.phases": [{**start, "weights": PHASE["weights"]} for start in starts]}
+
+
+def weighted(**weights: int) -> Manifest:
+    """One phase with these weights, of a mix of code and docs."""
+    listed = [{"name": name, "weight": weight} for name, weight in weights.items()]
+    return {**SOURCES, "spec.phases": [{"fromStep": 10, "weights": listed}]}
+
+
+def labelled(field: str, *keys: str) -> Manifest:
+    return {f"spec.{field}.template": {"metadata": {"labels": dict.fromkeys(keys, "a")}}}
 
 
 def rope(**factors: str) -> Manifest:
@@ -44,6 +55,9 @@ def assert_faults(kind: str, new: Manifest, old: Manifest | None, path: str) -> 
         ({"spec.sources": [CODE, {**DOCS, "sourceRef": {"name": "web"}}]}, SOURCES, "spec.sources"),
         ({"spec.sources": [CODE, {**DOCS, "name": "web"}]}, SOURCES, "spec.sources"),
         ({"spec.sources": [CODE, DOCS, {**DOCS, "name": "web"}]}, SOURCES, "spec.sources"),
+        (weighted(code=1, books=1), None, "spec.phases"),
+        (weighted(code=1, docs=1), None, ""),
+        (weighted(code=0, docs=1), None, ""),
     ],
 )
 def test_each_clause_of_a_rule_of_mixes(new: Manifest, old: Manifest | None, path: str) -> None:
@@ -55,6 +69,7 @@ def test_each_clause_of_a_rule_of_mixes(new: Manifest, old: Manifest | None, pat
     [
         (rope(lowFreqFactor="0"), "spec.model.config.ropeScaling.lowFreqFactor"),
         (rope(lowFreqFactor="0.1"), ""),
+        (rope(lowFreqFactor="5"), "spec.model.config.ropeScaling.lowFreqFactor"),
         (
             {
                 "spec.stop": {"tokens": 100},
@@ -67,8 +82,16 @@ def test_each_clause_of_a_rule_of_mixes(new: Manifest, old: Manifest | None, pat
         ({"spec.optimizer.epsilon": "1e-30"}, ""),
         ({"spec.optimizer.epsilon": "9e-31"}, "spec.optimizer.epsilon"),
         ({"spec.stragglers": {"action": "None", "thresholdPercent": 20}}, "spec.stragglers"),
+        ({"spec.stragglers": {"action": "None", "thresholdPercent": 5}}, "spec.stragglers"),
+        ({"spec.stragglers": {"action": "None", "windowSteps": 2}}, "spec.stragglers"),
         ({"spec.stragglers": {"action": "None"}}, ""),
         ({"spec.data.template": {"metadata": {"labels": {"coxswain.development/a": "b"}}}}, ""),
+        *(
+            (labelled(field, *keys), f"spec.{field}.template.metadata.labels")
+            for field in ("trainers", "data")
+            for keys in (("team", "coxswain.dev/role"), ("coxswain.dev/role", "coxswain.dev/index"))
+        ),
+        ({"spec.data.template": {"metadata": {"annotations": {"coxswain.dev/a": "b"}}}}, ""),
         ({"spec.scheduling.queueing": {"queueName": "research"}}, "spec.scheduling.queueing.queueName"),
         ({"spec.parallelism.mode": "Auto", "spec.parallelism.layout": LAYOUT}, "spec.parallelism.mode"),
         ({"spec.parallelism.mode": "Auto", **IN_TWOS}, "spec.parallelism.mode"),
@@ -87,6 +110,7 @@ def test_each_clause_of_a_rule_of_jobs(new: Manifest, path: str) -> None:
     ("new", "old", "path"),
     [
         ({"spec.stop": {"tokens": 100}}, {"spec.stop": {"tokens": 100}}, ""),
+        ({"spec.stop": {"tokens": 101}}, {"spec.stop": {"tokens": 100}}, ""),
         ({"spec.stop": {"tokens": 99}}, {"spec.stop": {"tokens": 100}}, "spec.stop"),
         ({"spec.stop": {"tokens": 10**9}}, {"spec.stop": {"steps": 100}}, "spec.stop"),
         ({"spec.stop": {"steps": 10**9}}, {"spec.stop": {"tokens": 100}}, "spec.stop"),
@@ -102,14 +126,20 @@ def test_each_clause_of_a_rule_of_jobs(new: Manifest, path: str) -> None:
             {"spec.trainers": {"count": 4, "maxCount": 8}},
             "spec.trainers.count",
         ),
+        ({"spec.trainers": {"count": 3}}, UNBOUNDED, "spec.trainers.count"),
+        ({"spec.trainers.count": 5}, {}, ""),
         ({"spec.trainers": {"count": 4, "maxCount": 8}}, {}, "spec.trainers.minCount"),
         ({}, {"spec.trainers": {"count": 4, "maxCount": 8}}, "spec.trainers.minCount"),
         ({"spec.managedBy": "example.org/a"}, {}, "spec.managedBy"),
+        ({}, {"spec.managedBy": "example.org/a"}, "spec.managedBy"),
+        (INLINE, {}, "spec.mixRef"),
+        ({}, INLINE, "spec.mixRef"),
         ({"spec.image": "train:2", **SUSPENDED}, {}, "spec.image"),
         ({"spec.image": "train:2"}, SUSPENDED, ""),
         (EVALUATED, {}, "spec.evaluation"),
         ({}, EVALUATED, "spec.evaluation"),
         (EVALUATED, SUSPENDED, "spec.evaluation"),
+        ({"spec.evaluation": {"everySteps": 5, "tokens": 99}}, EVALUATED, "spec.evaluation"),
         ({**OFTENER, **SUSPENDED}, EVALUATED, "spec.evaluation.everySteps"),
         (OFTENER, {**EVALUATED, **SUSPENDED}, ""),
     ],

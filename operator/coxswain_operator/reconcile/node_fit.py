@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from coxswain_operator.views import Manifest, NodeView
 
-Amounts = dict[str, float]
+Amounts = dict[str, Decimal]  # three times 0.1 as floats is more than 0.3
 
-_NUMBER = re.compile(r"([0-9.]+(?:[eE][-+]?[0-9]+)?)([a-zA-Z]*)")
-_UNITS = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9} | {
-    unit + end: float(base ** (power + 1))
+_NUMBER = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)([a-zA-Z]*)")
+_UNITS = {"": Decimal(1), "m": Decimal("1e-3"), "u": Decimal("1e-6"), "n": Decimal("1e-9")} | {
+    unit + end: Decimal(base ** (power + 1))
     for base, end in ((1000, ""), (1024, "i"))
     for power, unit in enumerate(("k" if base == 1000 else "K", "M", "G", "T", "P", "E"))
 }
@@ -25,14 +26,14 @@ def requests_of(spec: Manifest) -> Amounts:
     for container in (*spec["containers"], *sidecars):
         given = container.get("resources") or {}
         for name, text in {**(given.get("limits") or {}), **(given.get("requests") or {})}.items():
-            total[name] = total.get(name, 0.0) + amount(text)
+            total[name] = total.get(name, Decimal(0)) + amount(text)
     return total
 
 
-def amount(quantity: str | int | float) -> float:
+def amount(quantity: str | int | float) -> Decimal:
     """Of `8`, `500m`, `16Gi`. What is no quantity asks for nothing: the API server refuses it."""
     match = _NUMBER.fullmatch(str(quantity))
-    return float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else 0.0
+    return Decimal(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else Decimal(0)
 
 
 def misfit(name: str, node: NodeView, spec: Manifest, others: int) -> str:

@@ -90,6 +90,7 @@ async def test_the_world_after_a_hang_asks_agents_for_stacks_and_the_one_after_a
         lead.arrive(left=1)
         await lead.world(2)
         lead.leave(-9, 1)
+        lead.state.mark_world_hung("rank 0 has been silent for 31 s")  # found as it was lost
         assert lead.arrive(generation=2) == [wire.Registered(2, lost=2)] * 2
         lead.arrive(left=2)
         await lead.world(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import UNSET
 
 from coxswain.config import CheckpointConfig
 from coxswain.wire import DeliveredDigests, StepDirective
@@ -268,3 +269,25 @@ def test_a_change_of_the_coordinator_before_goes_before_one_that_no_rank_knows_o
     s.request_move("trainer-2 joined")
     s.adopt_move(4)
     assert (s.move.step, s.directive(4).end) == (4, "Moved")
+
+
+def test_a_pause_of_the_coordinator_makes_no_rank_heard_later_than_now(tmp_path):
+    s = session(make_job(tmp_path))
+    s.hear(0, 4.0, 0)
+    s.hear(1, 9.0, 0)
+    s.forgive(10.0, 3.0)
+    assert s.last_heard == {0: 7.0, 1: 10.0}
+
+
+def test_ranks_probe_before_the_step_that_begins_next_alone(tmp_path):
+    """What was asked before the steps behind it is dropped, else each step of a long run stays."""
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    asked = iter([{1}, set(), set()])
+    s.take_probes = lambda: frozenset(next(asked))
+
+    def probes(step: int) -> list[object]:
+        return [s.part_of(s.directive(step), s.cut_of_rank(rank), rank).probe for rank in (0, 1)]
+
+    assert probes(0) == [UNSET, True]
+    assert probes(1) == probes(0) == [UNSET, UNSET]

@@ -275,9 +275,7 @@ class Session:
         moves = self.move is not None and step >= self.move.step
         if moves and self.move is not None and self.move.decided:  # a peer has left: the stop is the next world's
             return "Moved"
-        if (
-            step <= self._begun
-        ):  # a rank is in it already: one that has reached no coordinator begins without a directive
+        if step <= self._begun:  # a rank that has reached no coordinator is in it without a directive
             return ""
         if self.stop_at is not None and step >= self.stop_at:
             return "Suspended"

@@ -222,3 +222,13 @@ async def test_a_driver_that_is_done_does_not_hang(tmp_path):
         lead.state.request_stop(wire.StopRequest("asked", -1))
         await asyncio.wait_for(lead.work, 60)
         assert lead.driver.problem(time.monotonic() + LONGEST_ACTION + 60) == ""
+
+
+async def test_lines_of_steps_between_rare_checkpoints_are_stored_once(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        lead.state.history.most_unsaved = 4
+        await lead.close(0, 1, 2, 3)
+        await lead.until(lambda: not lead.state.history.unsaved)
+        before = lead.keys("steps/")
+        await lead.close(4)
+        assert len(before) == 1 and lead.keys("steps/") == before

@@ -130,7 +130,13 @@ class Outbox:
 
     def advance(self) -> None:
         """Shows in the next heartbeat that this member gets on with its start, or with a save."""
-        self._beat = replace(self._beat, progress=self._beat.progress + 1)
+        with self._change:
+            self._beat = replace(self._beat, progress=self._beat.progress + 1)
+
+    def begin(self, step: int) -> None:
+        """Shows in the next heartbeats that this member has begun a step: without a coordinator no directive says so."""
+        with self._change:
+            self._beat = replace(self._beat, begun=step)
 
     def mark_unreachable(self) -> None:
         """Records that another caller got no answer.

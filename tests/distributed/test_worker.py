@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from safetensors import safe_open
 
 from coxswain import names, wire
@@ -160,6 +161,21 @@ def test_a_worker_steps_to_the_end_saves_and_leaves_with_zero(run: Any) -> None:
     (saved,) = coordinator.saves
     assert (saved.step, saved.rank, saved.ranks, saved.end) == (3, 0, 1, "Completed")
     assert {kind for shard in saved.shards for kind in shard.kinds} == {"parameter", "exp_avg", "exp_avg_sq"}
+
+
+def test_a_worker_says_in_its_heartbeats_which_step_it_has_begun(run: Any) -> None:
+    coordinator = OneRankCoordinator(steps=2)
+    beats, saved = coordinator.received["/v1/beats"], coordinator.answers["/v1/beats"]
+    coordinator.answers["/v1/rendezvous"] = lambda *_: wire.Ack("one", 0, heartbeat_seconds=0.01)
+    coordinator.answers["/v1/beats"] = lambda *call: replace(saved(*call), heartbeat_seconds=0.01)
+
+    def late(step: int) -> Any:
+        if step == 0:
+            coordinator.wait_until(lambda: any(beat.begun == 0 for beat in beats))
+        return arrays(step)
+
+    assert run(coordinator, late) == 0
+    assert [beat.begun for beat in beats] == sorted(beat.begun for beat in beats)
 
 
 def test_the_shards_of_a_worker_name_the_world_that_has_saved_them(run: Any, tmp_path: Path) -> None:

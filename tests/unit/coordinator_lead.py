@@ -98,6 +98,11 @@ class Lead:
         self.save(step, 0, 1, **shard)
         await self.until(lambda: self.state.manifest and self.state.manifest.step == step)
 
+    def beat(self, *begun: int) -> None:
+        """Each rank's heartbeat, with the last step that it has begun."""
+        for rank, step in enumerate(begun):
+            self.state.take_heartbeat(wire.Heartbeat(self.state.generation, rank, begun=step))
+
     def leave(self, code: int, *ranks: int) -> None:
         for rank in ranks or range(2):
             self.state.add_exit(wire.WorkerExit(self.state.generation, f"trainer-{rank}", 0, rank, code))

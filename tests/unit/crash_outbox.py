@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
 from coxswain import wire
 from coxswain.errors import Retryable, Stale
 from coxswain_link.http_client import AsyncClient, JobEnded
@@ -20,7 +22,7 @@ class Outbox:
     """An outbox in an event loop: the same message log, sent by a task."""
 
     def __init__(self, client: AsyncClient, generation: int, rank: int = -1) -> None:
-        self._client, self._beat = client, wire.Heartbeat(generation, rank)
+        self._client, self._beat = client, wire.Heartbeat(generation, rank, begun=-1)
         self._log, self._new = MessageLog(), asyncio.Event()
         self.reachable = True
         self.fault: Exception | None = None
@@ -28,6 +30,9 @@ class Outbox:
     @property
     def end(self) -> int | None:
         return self._log.end
+
+    def begin(self, step: int) -> None:
+        self._beat = replace(self._beat, begun=step)
 
     def put(self, path: str, step: int, body: Any) -> None:
         self._log.put(Message(path, step, body))

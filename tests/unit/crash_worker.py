@@ -129,6 +129,7 @@ class Worker:
                         self._mail.flush(step), None if directive.end == "Completed" else SUSPEND_SECONDS
                     )
                 return 0 if directive.end == "Completed" else 3
+            self._mail.begin(step)
             state = await self._step(directive.plan, state)
             step += 1
 

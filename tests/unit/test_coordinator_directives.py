@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import UNSET
 
 from coxswain.config import CheckpointConfig
 from coxswain.wire import DeliveredDigests, StepDirective
@@ -57,6 +58,7 @@ def test_a_change_begins_once_every_rank_has_done_the_steps_before_it(tmp_path):
     ("change", "step", "alone"),
     [
         ({}, 2, True),
+        ({}, 0, True),  # the first one without a plan
         ({}, 20, False),  # the stop
         ({"adopted": False}, 2, False),
         ({"lost": "a rank ended"}, 2, False),
@@ -217,4 +219,75 @@ def test_a_stop_of_an_adopted_world_spares_the_open_step_that_may_have_begun(tmp
     s.begin(1)
     s.book.open = 2
     s.request_stop(-1)
+    assert s.place(0, 1) and s.place(1, 1)
     assert [s.directive(k).end for k in (2, 3)] == ["", "Suspended"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "end"),
+    [(lambda s: s.request_stop(-1), "Suspended"), (lambda s: s.request_move("a trainer joined"), "Moved")],
+)
+@pytest.mark.parametrize("word", [True, False])
+def test_an_adopted_world_ends_before_no_step_that_a_rank_has_begun_while_it_reached_no_coordinator(
+    tmp_path, ends, end, word
+):
+    """Before, its peer was stopped there: the rank lost it after 30 s, and the world was replaced. `word`: of the
+    other rank, which else has ended."""
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.adopted = True
+    ends(s)
+    assert s.place(0, 2) and not s.place(0, 2)
+    assert s.directive(3) is None, "the other rank may have begun it"
+    if word:
+        s.place(1, 1)
+    else:
+        s.exited[1] = -9
+    assert [s.directive(k).end for k in (2, 3)] == ["", end]
+
+
+def test_a_world_of_this_coordinator_ends_without_the_word_of_its_ranks(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.request_stop(-1)
+    assert s.directive(0).end == "Suspended"
+
+
+def test_a_rank_follows_its_peers_into_a_decided_change_of_an_adopted_world_whatever_is_known_of_the_others(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.adopted = True
+    s.adopt_move(3)
+    assert s.directive(3).end == "Moved"
+
+
+def test_a_change_of_the_coordinator_before_goes_before_one_that_no_rank_knows_of(tmp_path):
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    s.adopted = True
+    s.begin(4)
+    s.request_move("trainer-2 joined")
+    s.adopt_move(4)
+    assert (s.move.step, s.directive(4).end) == (4, "Moved")
+
+
+def test_a_pause_of_the_coordinator_makes_no_rank_heard_later_than_now(tmp_path):
+    s = session(make_job(tmp_path))
+    s.hear(0, 4.0, 0)
+    s.hear(1, 9.0, 0)
+    s.forgive(10.0, 3.0)
+    assert s.last_heard == {0: 7.0, 1: 10.0}
+
+
+def test_ranks_probe_before_the_step_that_begins_next_alone(tmp_path):
+    """What was asked before the steps behind it is dropped, else each step of a long run stays."""
+    s = session(make_job(tmp_path))
+    s.add(committed(*range(8)))
+    asked = iter([{1}, set(), set()])
+    s.take_probes = lambda: frozenset(next(asked))
+
+    def probes(step: int) -> list[object]:
+        return [s.part_of(s.directive(step), s.cut_of_rank(rank), rank).probe for rank in (0, 1)]
+
+    assert probes(0) == [UNSET, True]
+    assert probes(1) == probes(0) == [UNSET, UNSET]

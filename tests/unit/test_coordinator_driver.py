@@ -90,6 +90,7 @@ async def test_the_world_after_a_hang_asks_agents_for_stacks_and_the_one_after_a
         lead.arrive(left=1)
         await lead.world(2)
         lead.leave(-9, 1)
+        lead.state.mark_world_hung("rank 0 has been silent for 31 s")  # found as it was lost
         assert lead.arrive(generation=2) == [wire.Registered(2, lost=2)] * 2
         lead.arrive(left=2)
         await lead.world(3)
@@ -221,3 +222,13 @@ async def test_a_driver_that_is_done_does_not_hang(tmp_path):
         lead.state.request_stop(wire.StopRequest("asked", -1))
         await asyncio.wait_for(lead.work, 60)
         assert lead.driver.problem(time.monotonic() + LONGEST_ACTION + 60) == ""
+
+
+async def test_lines_of_steps_between_rare_checkpoints_are_stored_once(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        lead.state.history.most_unsaved = 4
+        await lead.close(0, 1, 2, 3)
+        await lead.until(lambda: not lead.state.history.unsaved)
+        before = lead.keys("steps/")
+        await lead.close(4)
+        assert len(before) == 1 and lead.keys("steps/") == before

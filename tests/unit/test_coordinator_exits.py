@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain.planlog import generation_key
-from coxswain.wire import Finished
+from coxswain.wire import Finished, WorkerExit
 from tests.unit.coordinator_fakes import make_source
-from tests.unit.coordinator_lead import Lead, leading, small, training
+from tests.unit.coordinator_lead import Lead, begun, leading, led_again, register, small, training
 from tests.unit.coordinator_samples import agents
 
 pytestmark = pytest.mark.looptime
@@ -117,3 +117,22 @@ async def test_a_worker_that_is_lost_behind_a_saved_end_costs_no_world_and_count
         assert (lead.state.session.lost, lead.state.failures, lead.state.worlds_lost) == ("", 0, 0)
         lead.leave(0, 0)
         assert await lead.work == Finished(0, "StopReached", "completed 3 steps")
+
+
+async def test_the_end_of_a_worker_before_a_new_coordinator_has_a_world_makes_agents_register_again(tmp_path):
+    """What its agent has said before is not so any more: else the world is adopted, and lost at the end of a poll."""
+    async with led_again(tmp_path) as lead:
+        register(lead, replace(agents(2)[0], generation=1))
+        lead.state.add_exit(WorkerExit(1, "trainer-0", 0, 0, -9))
+        assert lead.state.registry.missing("trainer", 2) == ["trainer-0", "trainer-1"]
+
+
+async def test_a_worker_that_has_saved_and_left_at_a_stop_of_the_coordinator_before_ends_the_job_at_its_save(tmp_path):
+    """Its save need not say that it ends the job: those of an earlier release do not."""
+    async with led_again(tmp_path) as lead:
+        register(lead, *(replace(a, generation=1) for a in agents(2)))
+        await begun(lead, 1)
+        await lead.close(0, 1, 2)
+        lead.save(3, 0)
+        lead.leave(3, 0)
+        assert (lead.state.session.ending.step, lead.state.session.lost) == (3, "")

@@ -185,4 +185,8 @@ async def test_a_coordinator_goes_on_where_no_other_one_has_made_the_newer_world
     async with training(small(tmp_path)) as lead:
         with pytest.raises(Retryable):
             lead.state.heartbeat(7, 0)
+        await lead.until(lambda: not lead.state.is_doubtful)
+        looked = list[int]()
+        lead.executor.before["check_held"] = lambda: looked.append(1)
         await lead.saved(3)
+        assert not looked, "it has looked at its fence once"

@@ -179,7 +179,8 @@ async def test_a_change_is_judged_again_at_the_same_step_and_said_once(tmp_path)
         session.begin(step)
         assert session.request_move("trainer-1 shall leave", saves=True)
         assert (session.move.step, session.move.saves) == (step, True)
-        session.directive(step)
+        assert session.directive(step).end == "", "a rank is in it"
+        assert session.directive(step + 1).end == "Moved"
         assert not session.request_move("trainer-2 joined") and session.move.saves
 
 
@@ -263,6 +264,17 @@ async def test_what_the_world_after_a_loss_holds_is_counted_beside_the_event_loo
         register(lead, *holds(lead, 2))
         await begun(lead, 2)
         assert found == ["change_fault"]
+
+
+async def test_a_world_that_is_lost_while_a_change_is_judged_begins_none(tmp_path):
+    async with training(small(tmp_path, min_trainers=1)) as lead:
+        await lead.close(0, 1)
+        session = lead.state.session
+        lead.executor.before["change_fault"] = lambda: lead.state.mark_world_lost("the network broke")
+        lead.state.resize(1)
+        await lead.until(lambda: session.lost)
+        await asyncio.sleep(5)
+        assert session.move is None
 
 
 async def test_a_stop_that_comes_while_a_change_is_judged_goes_first(tmp_path):

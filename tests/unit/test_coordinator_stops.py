@@ -58,7 +58,28 @@ async def test_a_stop_that_comes_before_a_new_coordinator_has_the_running_world_
         register(lead, *(replace(a, generation=1) for a in agents(2)))
         await begun(lead, 1)
         await lead.close(0)
+        lead.beat(0, 0)
         await saved_and_suspended(lead, 1)
+
+
+async def test_a_rank_at_a_stop_waits_for_the_word_of_one_that_may_have_begun_the_step_alone(tmp_path, looptime):
+    async with led_again(tmp_path) as lead:
+        suspend(lead)
+        register(lead, *(replace(a, generation=1) for a in agents(2)))
+        await begun(lead, 1)
+        await lead.close(0)
+        lead.beat(0)
+        handlers = Handlers(lead.state, lead.driver.ack_end)
+        asked = [
+            asyncio.create_task(handlers.step(Call("GET", "/", None, 1, {"step": step, "wait": 20}), None))
+            for step in (2, 3)
+        ]
+        await asyncio.sleep(3)
+        assert not any(task.done() for task in asked)
+        began = float(looptime)
+        lead.beat(0, 2)
+        assert [(await task).end for task in asked] == ["", "Suspended"]
+        assert float(looptime) == began
 
 
 @pytest.mark.parametrize(("asked", "step"), [((4,), 5), ((7, 6), 8), ((8,), 8)])
@@ -76,6 +97,7 @@ async def test_a_stop_that_comes_before_the_adoption_spares_a_step_that_a_rank_w
         await begun(lead, 1)
         await lead.until(lambda: lead.state.session.committed == 8)
         assert lead.state.session.begun == step - 1
+        lead.beat(-1, -1)
         found = [lead.state.session.directive(k).end for k in (step - 1, step)]
         assert found == ["", "Suspended" if step < 8 else "Completed"]
 

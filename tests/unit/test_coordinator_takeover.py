@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from coxswain import wire
 from coxswain.errors import Stale
-from coxswain.live import LiveSource
+from coxswain.live import Held, LiveSource
 from coxswain.membership.stream import initial_cursor
 from coxswain.planlog import Generation, LoaderShare
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -260,13 +260,15 @@ async def test_plans_of_an_adopted_world_are_not_read_while_they_are_being_made(
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize(("holding", "failures"), [(False, 1), (True, 0)])
-async def test_an_agent_of_an_adopted_world_whose_worker_holds_nothing_any_more_has_lost_it(
-    tmp_path, holding, failures
+@pytest.mark.parametrize(
+    ("holding", "held", "failures"), [(False, (), 1), (False, (Held(0, 0, 0, 1),), 1), (True, (), 0)]
+)
+async def test_an_agent_of_an_adopted_world_whose_worker_holds_nothing_of_it_any_more_has_lost_it(
+    tmp_path, holding, held, failures
 ):
     async with led_again(tmp_path) as lead:
         register(lead, *(replace(a, generation=1) for a in agents(2)))
         await begun(lead, 1)
         one, _ = holds(lead, 1, generation=1)
-        register(lead, one if holding else replace(one, held=()))
+        register(lead, one if holding else replace(one, held=held))
         assert lead.state.session.lost and lead.state.failures == failures

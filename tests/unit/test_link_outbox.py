@@ -345,6 +345,11 @@ def test_a_heartbeat_says_how_far_the_start_of_a_rank_is(client, box):
     until(lambda: client.beaten and client.beaten[-1] == Heartbeat(1, progress=2))
 
 
+def test_a_heartbeat_says_which_step_a_rank_has_begun(client, box):
+    box.begin(7)
+    until(lambda: client.beaten and client.beaten[-1] == Heartbeat(1, begun=7))
+
+
 def test_a_caller_waits_for_an_answer_and_no_longer_than_it_says(client, box):
     client.away = True
     until(lambda: not box.reachable)

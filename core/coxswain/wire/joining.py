@@ -80,6 +80,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     generation: int
     rank: int = -1  # a worker's
     progress: int = 0  # of a worker: grows while it loads its state, and while it writes a checkpoint
+    begun: int | UnsetType = UNSET  # by a worker: its last step; -1: none; UNSET: an earlier release
 
 
 class World(msgspec.Struct, frozen=True):

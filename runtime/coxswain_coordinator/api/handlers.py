@@ -123,7 +123,7 @@ class Handlers:
         return found if isinstance(found, World) else None
 
     async def heartbeat(self, _: web.Request, body: Heartbeat) -> Ack:
-        self._state.heartbeat(body.generation, body.rank, body.progress)
+        self._state.take_heartbeat(body)
         return self._state.ack()
 
     async def publish_rendezvous(self, _: web.Request, body: Rendezvous) -> Ack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from msgspec import UnsetType
 from msgspec.structs import replace
 
 from coxswain.errors import Refused
@@ -14,6 +15,7 @@ from coxswain.wire import (
     CheckpointManifest,
     DeliveredDigests,
     Fault,
+    Heartbeat,
     Indexed,
     ProbesWanted,
     ShardsSaved,
@@ -62,6 +64,13 @@ class JobSteps(JobFacts):
         session = self.current_session(generation)
         if rank >= 0:
             session.hear(rank, time.monotonic(), progress)
+
+    def take_heartbeat(self, beat: Heartbeat) -> None:
+        """Records also which step a rank has begun. In an adopted world a stop may wait for that."""
+        self.heartbeat(beat.generation, beat.rank, beat.progress)
+        session, begun = self.current_session(beat.generation), -1 if isinstance(beat.begun, UnsetType) else beat.begun
+        if beat.rank >= 0 and session.place(beat.rank, begun) and session.adopted:
+            self.notifier.notify(Topic.PLANS)
 
     def add_indexed(self, part: Indexed) -> None:
         if part.fault is not None:

@@ -77,6 +77,7 @@ class Session:
         self._first, self._begun = first, first - 1
         self.last_heard: dict[int, float] = {}  # last heartbeat by rank, time.monotonic
         self._progress: dict[int, int] = {}  # of the start, by rank
+        self._placed: set[int] = set()  # ranks that have said which step they have begun
         self.hung = False  # lost without an exit
         self._every, self._steps = job.checkpoint.every_steps, job.total_steps
         self._data_end: int | None = None
@@ -128,6 +129,13 @@ class Session:
         """Records a heartbeat."""
         self.last_heard[rank] = now
         self._progress[rank] = max(progress, self._progress.get(rank, 0))
+
+    def place(self, rank: int, begun: int) -> bool:
+        """Records the step that a rank has begun, by its heartbeat. Returns whether that is its first word of it."""
+        self.begin(begun)
+        first = rank not in self._placed
+        self._placed.add(rank)
+        return first
 
     def forgive(self, now: float, seconds: float) -> None:
         """Does not count so many seconds, in which no heartbeat could be heard, as silence."""
@@ -235,6 +243,8 @@ class Session:
 
     def _issue(self, step: int) -> StepDirective | None:
         end = self._end(step)
+        if end in ("Suspended", "Moved") and self._may_be_passed():
+            return None
         plan = None if end else self._plans.get(step)
         if not end and plan is None:
             return None
@@ -252,12 +262,21 @@ class Session:
             self._probes = {step: self.take_probes()}
         return directive
 
+    def _may_be_passed(self) -> bool:
+        """Whether a rank may have begun the step before which the next directive would stop its peers. In an adopted world one
+        may have done so before this coordinator; nothing says that but its heartbeat."""
+        if not self.adopted or (self.move is not None and self.move.decided):
+            return False
+        return any(seat.rank not in self._placed and seat.rank not in self.exited for seat in self.world.seats)
+
     def _end(self, step: int) -> End:
         if step >= self.end_step:
             return "Completed"
         moves = self.move is not None and step >= self.move.step
         if moves and self.move is not None and self.move.decided:  # a peer has left: the stop is the next world's
             return "Moved"
+        if step <= self._begun:  # a rank that has reached no coordinator is in it without a directive
+            return ""
         if self.stop_at is not None and step >= self.stop_at:
             return "Suspended"
         return "Moved" if moves else ""

@@ -121,7 +121,7 @@ class Worker:
         self._world = world = fetch_world(client, assignment)
         self._computing: tuple[wire.StepPlan, int] | None = None  # a step without a report, and its part of the digest
         self._saver = save_load.Saver(store, snapshots_of(self._device))
-        self._outbox = Outbox(client, wire.Heartbeat(assignment.generation, assignment.rank))
+        self._outbox = Outbox(client, wire.Heartbeat(assignment.generation, assignment.rank, begun=-1))
         self._feed = PlanFeed(client, assignment.generation, world.first_step, rank=assignment.rank)
         seat = world.seats[assignment.rank]
         columns = columns_of(world.layout, seat)
@@ -229,6 +229,7 @@ class Worker:
                 return directive
 
     def _step(self, plan: wire.StepPlan, probes: bool) -> None:
+        self._outbox.begin(plan.step)
         probed = [self._engine.probe()] if probes else []
         began = time.perf_counter()
         fetched = self._prefetcher.take(plan)

@@ -92,15 +92,16 @@ def backward(weight: nn.Parameter, value: float) -> None:
     weight.grad = gradient if weight.grad is None else weight.grad + gradient
 
 
-def test_bf16_gradients_of_several_tasks_add_up_in_fp32() -> None:
-    """In bf16, 256 + 1 is 256."""
-    optimizer, weights = make(torch.bfloat16, {"matrix": (2, 2)})
+@pytest.mark.parametrize("others", [(), (0.0,)])
+def test_bf16_gradients_of_several_tasks_add_up_in_fp32(others: tuple[float, ...]) -> None:
+    """In bf16, 256 + 1 is 256. `others`: of ranks that hold the same parameters."""
+    optimizer, weights = make(torch.bfloat16, {"matrix": (2, 2)}, Reduction(*others))
     for value in (256.0, 1.0, 1.0, -0.5):
         backward(weights["matrix"], value)
         optimizer.accumulate()
     gradient = optimizer.reduce()
     assert gradient.dtype == torch.float32
-    assert gradient.tolist() == [257.5] * 4
+    assert gradient.tolist() == [257.5] * (4 // (1 + len(others)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -135,6 +135,8 @@ async def test_a_worker_that_has_lost_its_peers_is_reported_at_once(tmp_path, co
         registered = coordinator.received["/v1/register"]
         await asyncio.to_thread(coordinator.wait_until, lambda: any(r.broken for r in registered))
         assert next((r.left, r.broken) for r in registered if r.broken) == (1, "Connection closed by peer")
+        # Once all have left, it is in no world that could be lost.
+        await asyncio.to_thread(coordinator.wait_until, lambda: registered[-1].generation == 0)
 
 
 async def test_a_workers_own_error_goes_with_the_registration_behind_the_world_that_its_peers_have_ended(

@@ -13,7 +13,8 @@ from coxswain.wire import Finished, JobReport
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
 from coxswain_coordinator.checkpoint.claim import Claim
-from coxswain_coordinator.driver import Driver, Edits
+from coxswain_coordinator.driver import Driver
+from coxswain_coordinator.planning.mix_edits import Edits
 from coxswain_coordinator.planning.placers import Planner
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_link.http_server import HttpService

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from coxswain.config import MixConfig
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.exits import Exit
-from coxswain.ladder.lead import waits_for_reports
 from coxswain.membership.held_out import hold_out
 from coxswain.membership.stream import Stream
-from coxswain.wire import CheckpointManifest, Fault, Finished
+from coxswain.wire import Fault, Finished
 from coxswain_coordinator import termination
 from coxswain_coordinator.checkpoint.claim import Claim
 from coxswain_coordinator.checkpoint.store import CheckpointStore
-from coxswain_coordinator.checkpoint.validation import check_batch, check_index, job_of, stream_hash, version_of
+from coxswain_coordinator.checkpoint.validation import check_batch, check_index
 from coxswain_coordinator.index.merge import Index, merge, source_reports
 from coxswain_coordinator.index.store import IndexStore
-from coxswain_coordinator.planning.committer import SEGMENT_STEPS, Committed, patience, steps_ahead
-from coxswain_coordinator.planning.late_plans import LatePlans
+from coxswain_coordinator.planning.mix_edits import Edits
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.placers import Planner
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -33,14 +30,13 @@ from coxswain_coordinator.state.notifier import Topic
 from coxswain_coordinator.state.registry import index_of
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.tracking.sinks import check_packages
+from coxswain_coordinator.world.checkpoints import CheckpointManager
 from coxswain_coordinator.world.formation import members_of
+from coxswain_coordinator.world.look_ahead import LookAhead
 from coxswain_coordinator.world.manager import WorldManager
 from coxswain_coordinator.world.presence import LEAVING_SECONDS
 from coxswain_coordinator.world.stalls import PAUSE, StallDetector
 from coxswain_link.store import Store, StoreUnavailable
-
-Edits = Callable[[], MixConfig | None]
-"""Returns the mix of the job when it has been edited since the call before."""
 
 _STALL_CHECK_SECONDS = 1.0  # seconds between two checks for a stall
 _LOOK_SECONDS = 5.0  # for the store to say whether another coordinator took over, where it may also be away
@@ -63,20 +59,18 @@ class Driver:
         claim: Claim | None = None,
     ) -> None:
         self._claim = claim
-        self._state, self._store_call, self._edits = state, state.store_executor, edits
+        self._state, self._store_call = state, state.store_executor
         self._log, self._index_store = PlanLog(store), IndexStore(store)
         self._mixes = MixHistory(self._log)
         self._checkpoints = CheckpointStore(state.job, store, self._log.check_held)
+        self._saves = CheckpointManager(state, self._log, self._checkpoints)
         self._worlds = WorldManager(state, self._log, self._mixes, self._checkpoints, planner, author)
+        self._look_ahead = LookAhead(state, self._worlds, self._mixes, edits)
         state.store_executor.watch(lambda: store.last_error)
         state.is_over = lambda: self._already_over() is not None
         self._stall_detector = StallDetector(state.job.first_step_timeout_seconds)
         self._end_acks: set[str] = set()  # instances of services that have received the end
         self._follows = False  # workers of an earlier coordinator's world may still run
-        self._garbage: asyncio.Task[None] | None = None  # a collection that runs beside the driver
-        self._uncollected = False  # whether a manifest has come that no collection has seen
-        self._planning: asyncio.Task[None] | None = None  # of a balance that may take long
-        self._late_plans = LatePlans(state.clock)
         self._advanced: float | None = None  # when the current action began, by time.monotonic()
 
     async def drive(self) -> Finished:
@@ -97,16 +91,14 @@ class Driver:
         except Refused as error:
             finished = run.finish(termination.failed(run.fail(Fault(error.reason, error.message))))
         except BaseException:
-            if self._garbage is not None:
-                self._garbage.cancel()
+            self._saves.cancel_collection()
             raise
         finally:
-            if self._planning is not None:
-                self._planning.cancel()
+            self._look_ahead.cancel_commit()
             run.ladder.close()
             run.log_steps(now=True)
         with suppress(Refused, Retryable, Stale):  # cleaning up cannot spoil a good end
-            await self._collect_garbage(finished)
+            await self._saves.collect_garbage(finished)
         return finished
 
     async def _await_news(self, seen: int) -> None:
@@ -116,13 +108,6 @@ class Driver:
         await notifier.wait_until(lambda: notifier.count > seen, _STALL_CHECK_SECONDS)
         if (passed := loop.time() - began) > PAUSE:
             self._worlds.forgive(passed)
-
-    async def _collect_garbage(self, finished: Finished) -> None:
-        """Deletes what a crash left behind: no save is under way any more."""
-        await self._end_garbage(wait=True)
-        if finished.exit_code in (Exit.DONE, Exit.STOPPED):
-            await self._store_call(self._checkpoints.collect_garbage)
-            await self._store_call(self._collect_placements)
 
     def problem(self, now: float) -> str:
         """Why this coordinator hangs: an action that does not end. Empty: it does not hang, or has finished."""
@@ -161,8 +146,9 @@ class Driver:
         run, session = self._state, self._state.session
         if self._claim is not None:
             self._claim.check()
-        await self._end_garbage(wait=False)
-        await self._end_planning()
+        await self._saves.take_collection()
+        self._saves.begin_collection()
+        await self._look_ahead.take_commit()
         if run.is_doubtful:
             run.is_doubtful = False
             await self._check_fence()
@@ -188,12 +174,10 @@ class Driver:
             return True
         if await self._request_change(session):
             return True
-        if (step := self._complete_checkpoint(session)) is not None:
-            return await self._create_manifest(session, step)
-        if run.history.piles_up:
-            return await self._record(session)
-        if session.needs_plans(self._ahead, self._waits) and self._planning is None:
-            return await self._plan(session)
+        if await self._saves.create_manifest(session) or await self._saves.record_lines(session):
+            return True
+        if await self._look_ahead.extend(session):
+            return True
         if session.saved_end:
             return await self._await_workers(session)
         return False
@@ -211,9 +195,9 @@ class Driver:
         """What still arrives of a lost world counts; then forms the next."""
         if self._state.close_step(session):
             return True
-        if (step := self._complete_checkpoint(session)) is not None:
-            return await self._create_manifest(session, step)
-        if self._planning is not None:  # it gives up soon, and two calls at a time would spoil the plan log's segment
+        if await self._saves.create_manifest(session):
+            return True
+        if self._look_ahead.is_busy:  # it gives up soon, and there is one commit at a time
             return False
         return await self._worlds.form()
 
@@ -261,6 +245,13 @@ class Driver:
         patience = LEAVING_SECONDS if leaving else STOP_SECONDS
         return holds and self._worlds.waited("a world to stop", of=leaving) < patience
 
+    async def _await_workers(self, session: Session) -> bool:
+        """Ends the job once all is saved: first gives the workers time to exit."""
+        ranks = len(session.world.seats)
+        await self._state.notifier.wait_until(lambda: len(session.exited) >= ranks, _LEAVE_SECONDS)
+        self._state.finish(termination.end_of(session))
+        return True
+
     # --- index ------------------------------------------------------------------------------------
 
     async def _merge_index(self) -> bool:
@@ -269,7 +260,7 @@ class Driver:
         if run.manifest is not None:
             check_index(run.manifest, index.hash)
         run.index_progress.reports = await self._store_call(source_reports, run.job.mix, index, self._index_store.read)
-        await self._offer(run.job.mix)
+        await self._look_ahead.offer(run.job.mix)
         await self._open_stream(index)
         run.index_progress.finish(index)
         run.notifier.notify(Topic.INDEX)
@@ -284,133 +275,3 @@ class Driver:
 
         held_out = await self._store_call(hold_out, job.mix, job.batch, views, job.evaluation.tokens, fetch)
         self._worlds.stream = Stream(job.mix, job.batch, views, held_out=held_out, fetch=fetch)
-
-    # --- plans, checkpoints, end ------------------------------------------------------------------
-
-    async def _offer(self, mix: MixConfig) -> None:
-        """Records an edit of the mix: it counts from the first step that is not committed."""
-        if changed := await self._store_call(self._mixes.offer, mix):
-            self._state.change_mix(self._mixes.latest, changed)
-
-    @property
-    def _ahead(self) -> int:
-        return steps_ahead(self._state.history.step_seconds, self._state.stragglers.plans_around)
-
-    @property
-    def _waits(self) -> bool:
-        """Whether a plan waits for the speeds that the last reports show. Balances that may take long get that time instead."""
-        plans_around, solves = self._state.stragglers.plans_around, self._worlds.solvers is not None
-        return plans_around and not solves and waits_for_reports(self._state.history.step_seconds)
-
-    async def _plan(self, session: Session) -> bool:
-        """Commits the next segment, beside the driver where planners may take long: steps close meanwhile."""
-        if self._worlds.solvers is None:
-            await self._commit(session)
-        else:
-            self._planning = asyncio.create_task(self._commit(session))
-            self._planning.add_done_callback(lambda _: self._state.notifier.notify(Topic.ANY))
-        return True
-
-    async def _end_planning(self) -> None:
-        """Takes a commit that has ended. Raises its error."""
-        if self._planning is not None and self._planning.done():
-            planning, self._planning = self._planning, None
-            await planning
-
-    async def _commit(self, session: Session) -> None:
-        run, committer = self._state, self._worlds.committer
-        assert committer is not None
-        if (edited := self._edits()) is not None:
-            await self._offer(edited)
-        cursor, in_hand = session.cursors[session.committed], session.committed - session.begun - 1
-        until = time.monotonic() + patience(in_hand, run.history.step_seconds, session.started)
-        committed = await self._store_call(
-            committer.commit, cursor, run.job.total_steps, lambda: time.monotonic() >= until or bool(session.lost),
-            session.wanted_plans(self._ahead, self._waits) if run.stragglers.plans_around else SEGMENT_STEPS,
-            run.stragglers.speeds,
-        )  # fmt: skip
-        if session.lost:
-            return
-        session.add(committed)
-        self._count(committed)
-        run.notifier.notify(Topic.PLANS)
-
-    def _count(self, committed: Committed) -> None:
-        metrics = self._state.metrics
-        metrics["coxswain_committed_step"].set(committed.next - 1)
-        for plan in committed.plans:
-            metrics["coxswain_planned_steps_total"].labels(plan.balance).inc()
-        self._state.guarded(self._state.stragglers.planned, committed.plans)
-        if (event := self._late_plans.event(committed.missing)) is not None:
-            self._state.record_event(*event, warning=True)
-
-    def _complete_checkpoint(self, session: Session) -> int | None:
-        """The step of a checkpoint that every rank has saved and whose stream digest is known."""
-        step = session.pending.complete(len(session.world.seats))
-        return step if step is not None and step <= session.book.open else None
-
-    async def _create_manifest(self, session: Session, step: int) -> bool:
-        began, saving = time.monotonic(), session.pending.seconds(step)
-        manifest = self._manifest(session, step)
-        await self._store_call(self._log.check_current, session.record.generation)
-        lines = self._state.history.before(step)
-        await self._store_call(self._checkpoints.record, session.record.generation, step, lines)
-        await self._store_call(self._checkpoints.create, manifest)
-        self._state.add_manifest(session, manifest, saving + time.monotonic() - began)
-        self._uncollected = True
-        return True
-
-    async def _collect_beside(self) -> None:
-        """Deletes what is no longer kept. Steps, plans and stall checks do not wait for thousands of deletions."""
-        more = True
-        try:
-            while more:
-                await self._store_call(self._log.check_current, self._state.generation)
-                more = await self._store_call(self._checkpoints.collect, self._pending_keys)
-            await self._store_call(self._collect_placements)
-        finally:
-            self._state.notifier.notify(Topic.ANY)
-
-    def _pending_keys(self) -> set[str]:
-        """Of what ranks save now, whichever world they are in by then."""
-        return self._state.session.pending.pending_keys() if self._state.session else set()
-
-    def _collect_placements(self) -> None:
-        """Deletes plans of steps that no world begins with again. Blocking."""
-        self._checkpoints.delete(self._log.placements_before(self._checkpoints.resumable // SEGMENT_STEPS))
-
-    async def _end_garbage(self, wait: bool) -> None:
-        """Takes a collection that has ended, or waits for it; begins the next where a manifest has come. Raises its error."""
-        if self._garbage is not None and (wait or self._garbage.done()):
-            await self._garbage
-            self._garbage = None
-        if self._garbage is None and self._uncollected and not wait:
-            self._garbage, self._uncollected = asyncio.create_task(self._collect_beside()), False
-
-    async def _record(self, session: Session) -> bool:
-        """Stores the lines of closed steps between rare checkpoints."""
-        history, step, generation = self._state.history, session.book.open, session.record.generation
-        await self._store_call(self._log.check_current, generation)
-        await self._store_call(self._checkpoints.record, generation, step, history.before(step))
-        history.recorded(step)
-        return True
-
-    def _manifest(self, session: Session, step: int) -> CheckpointManifest:
-        run, cursor = self._state, session.cursors[step]
-        assert run.index_progress.index is not None
-        shards = session.pending.shards(step)
-        return CheckpointManifest(
-            version=version_of(shards), job=job_of(run.job), step=step, attempt_generation=run.generation, cursor=cursor,
-            stream_digest=session.book.stream_digests[step], tokens=cursor.offset, model_hash=run.job.model_hash(),
-            stream_hash=stream_hash(run.job), index_hash=run.index_progress.index.hash, vocabulary=session.world.vocabulary,
-            shards=shards, time=run.clock(), model=run.job.model,
-            longest=run.job.batch.max_sequence_tokens, tokenizer=run.job.mix.sources[0].tokenizer,
-            optimizer_kind=run.job.optimizer.kind,
-        )  # fmt: skip
-
-    async def _await_workers(self, session: Session) -> bool:
-        """Ends the job once all is saved: first gives the workers time to exit."""
-        ranks = len(session.world.seats)
-        await self._state.notifier.wait_until(lambda: len(session.exited) >= ranks, _LEAVE_SECONDS)
-        self._state.finish(termination.end_of(session))
-        return True

@@ -30,7 +30,7 @@ from coxswain.index import BlockEntry, BlockIndex, encode, object_key
 from coxswain.membership.values import Sequence
 from coxswain_cli.kept_steps import kept_steps
 from coxswain_coordinator.coordinator import Coordinator
-from coxswain_coordinator.driver import Edits
+from coxswain_coordinator.planning.mix_edits import Edits
 from coxswain_coordinator.planning.placers import Planner, place_step
 from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.store import Store, open_store

@@ -24,7 +24,8 @@ from coxswain.planlog import membership_key
 from coxswain.wire import GENERATION_HEADER, TOKEN_HEADER
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
-from coxswain_coordinator.driver import Driver, Edits
+from coxswain_coordinator.driver import Driver
+from coxswain_coordinator.planning.mix_edits import Edits
 from coxswain_coordinator.planning.placers import Speeds
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.store_executor import StoreExecutor

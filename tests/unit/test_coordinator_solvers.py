@@ -22,12 +22,12 @@ from coxswain.names import EVENT_REASONS
 from coxswain.plan import planners
 from coxswain.planlog import PlacementSegment
 from coxswain.wire import StepLine
-from coxswain_coordinator import driver
 from coxswain_coordinator.planning import committer as committing
 from coxswain_coordinator.planning.committer import LOOK_AHEAD_SECONDS, patience
 from coxswain_coordinator.planning.late_plans import LatePlans, reason_of
 from coxswain_coordinator.planning.placers import Missing, Placed, in_processes, in_turn, place_step
 from coxswain_coordinator.planning.solvers import Failed, Solved, Solvers
+from coxswain_coordinator.world import look_ahead
 from tests.unit import solver_doubles
 from tests.unit.coordinator_fakes import cluster, make_job
 from tests.unit.solver_doubles import HANGS, HEAVY, KILLED, RAISES, REFUSES, slow
@@ -271,7 +271,7 @@ async def lines_of(job, folder, planner=place_step) -> list[StepLine]:
 
 async def test_a_job_whose_plans_are_late_goes_on_with_the_fall_back_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(planners, "SLOW", frozenset({"slow"}))
-    monkeypatch.setattr(driver, "patience", lambda *_: 0.0)
+    monkeypatch.setattr(look_ahead, "patience", lambda *_: 0.0)
     expected = await lines_of(make_job(tmp_path / "fast"), tmp_path / "fast")
     (tmp_path / "slow").mkdir()
     async with cluster(slow_job(tmp_path / "slow"), tmp_path / "slow", planner=slow) as c:
@@ -300,7 +300,7 @@ async def test_every_balance_delivers_the_same_tokens(tmp_path):
 
 async def test_steps_close_while_the_next_plans_are_made(tmp_path, monkeypatch):
     monkeypatch.setattr(planners, "SLOW", frozenset({"slow"}))
-    monkeypatch.setattr(driver, "patience", lambda *_: 60.0)
+    monkeypatch.setattr(look_ahead, "patience", lambda *_: 60.0)
     async with cluster(slow_job(tmp_path), tmp_path, planner=solver_doubles.later) as c:
         playing = asyncio.ensure_future(c.play())
         assert await c.coordinator.wait_until(lambda report: report.step >= 5, 60)

@@ -84,7 +84,7 @@ async def test_an_error_as_the_ladder_decides_on_a_plan_leaves_it_able_to_decide
     assert len(j.asked) == 1 and len(said) == 1 and said[0].startswith("slow devices: ZeroDivisionError: of seconds")
 
 
-@pytest.mark.parametrize("broken", ["watch.places_of", "watch.replica_speeds", "ladder.devices_of"])
+@pytest.mark.parametrize("broken", ["watch.places_of", "watch.replica_speeds", "ladder.kept_devices"])
 async def test_an_error_as_a_world_is_entered_leaves_no_speeds_of_the_world_before(tmp_path, monkeypatch, broken):
     def fails(*args):
         raise ZeroDivisionError("of seconds")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from coxswain.config import JobConfig, MixConfig, load_job
 from coxswain.structs import UNDECODABLE
 
 log = logging.getLogger(__name__)
+
+Edits = Callable[[], MixConfig | None]
+"""Returns the mix of the job when it has been edited since the call before."""
 
 
 class MixEdits:

@@ -120,6 +120,22 @@ async def test_nothing_is_probed_that_the_coordinator_does_not_want(tmp_path, co
     assert probes(tmp_path) == [] and said(coordinator) == []
 
 
+@pytest.mark.looptime
+async def test_the_coordinator_is_asked_once_in_each_pause_between_probes():
+    asked: list[float] = []
+
+    class Client:
+        async def post(self, path, body, reply, deadline):
+            asked.append(asyncio.get_running_loop().time())
+            return ProbesWanted(())
+
+    prober = StandbyProber(under("Migrate"), Client(), fork=None, every=30.0)
+    prober.begin(1, (1,))
+    await asyncio.sleep(100)
+    await prober.end()
+    assert asked == [0.0, 30.0, 60.0, 90.0]
+
+
 async def test_a_device_that_gets_a_seat_is_freed_of_its_probe_first(tmp_path, coordinator, migrating, monkeypatch):
     async with starting(coordinator, tmp_path, monkeypatch, FOREVER):
         coordinator.publish(aside(1))

@@ -1,4 +1,4 @@
-"""A coordinator under 1,024 simulated ranks: its processor time, the bytes of plan that a rank gets, and its loop's lag.
+"""A coordinator under 1,024 simulated ranks: its processor time and memory, the bytes of plan a rank gets, and its loop's lag.
 
 The coordinator is a process of its own with the real driver, planner and store, over real HTTP. Another process plays the
 members by the real protocol: agents, constructors and ranks with their directives, plans, reports and heartbeats. A rank
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from bench.coordinator_members import Members
 from bench.coordinator_server import Shape
+from bench.scale.processes import cpu_seconds, usage
 
 TARGETS = {"cpu_share": 0.20, "plan_kilobytes_largest": 64.0, "ranks_alone": 0}
 
@@ -45,6 +45,7 @@ class Figures:
     lag_largest_milliseconds: float
     requests_a_second: float
     late_seconds: float  # the longest wait of a rank for its directive
+    peak_mebibytes: float  # of the coordinator's memory
 
     def missed(self) -> list[str]:
         values = asdict(self)
@@ -57,19 +58,13 @@ def describe(f: Figures) -> str:
     return (
         f"{f.ranks} ranks, {f.sequences} sequences a step, steps of {f.step_seconds:g} s: {f.cpu_share:.1%} of a core, "
         f"{f.plan_kilobytes_mean:.1f} KB of plan a rank and step (largest {f.plan_kilobytes_largest:.1f}), "
-        f"{f.ranks_alone} alone, lag p99 {f.lag_p99_milliseconds:.0f} ms; {verdict}"
+        f"{f.ranks_alone} alone, lag p99 {f.lag_p99_milliseconds:.0f} ms, {f.peak_mebibytes:.0f} MiB of memory; {verdict}"
     )
 
 
 def percentile(values: list[float], part: float) -> float:
     ordered = sorted(values)
     return ordered[min(int(part * len(ordered)), len(ordered) - 1)] if ordered else 0.0
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far, of all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(shape: Shape, folder: Path, block: float = 0.0) -> Figures:
@@ -82,14 +77,17 @@ async def measure(shape: Shape, folder: Path, block: float = 0.0) -> Figures:
     try:
         members = Members(shape, int(await server.stdout.readline()))
         await members.play(lambda: cpu_seconds(server.pid))
+        peak = usage(server.pid).peak
     finally:
         server.send_signal(signal.SIGTERM)
         lags: list[tuple[float, float]] = json.loads(await server.stdout.read() or b"[]")
         await server.wait()
-    return figures(shape, members, lags, folder)
+    return figures(shape, members, lags, folder, peak)
 
 
-def figures(shape: Shape, members: Members, lags: list[tuple[float, float]], folder: Path) -> Figures:
+def figures(
+    shape: Shape, members: Members, lags: list[tuple[float, float]], folder: Path, peak_mebibytes: float
+) -> Figures:
     (began, cpu_before), (ended, cpu_after) = members.window
     measured = [1000 * lag for at, lag in lags if began <= at <= ended]
     plans = [1e-3 * size for size in members.plan_bytes.values()]
@@ -108,6 +106,7 @@ def figures(shape: Shape, members: Members, lags: list[tuple[float, float]], fol
         lag_largest_milliseconds=round(max(measured, default=0.0), 1),
         requests_a_second=round(members.requests / (ended - began), 1),
         late_seconds=round(members.latest, 3),
+        peak_mebibytes=round(peak_mebibytes, 1),
     )
 
 

@@ -22,6 +22,7 @@ def test_ranks_of_a_small_job_do_their_steps_and_none_is_alone(tmp_path):
     assert 0 < found.plan_kilobytes_mean <= found.plan_kilobytes_largest < 10
     assert found.requests_a_second > 0
     assert found.cpu_share > 0
+    assert found.peak_mebibytes > 20
 
 
 @pytest.mark.timeout(60)
@@ -43,7 +44,7 @@ def test_figures_are_those_between_the_two_ends_of_the_measured_steps(tmp_path):
     members = Members(SMALL, port=9)
     members.window = [(10.0, 1.0), (20.0, 3.0)]
     members.plan_bytes.update({(0, 0): 1000, (1, 0): 3000})
-    found = figures(SMALL, members, [(5.0, 9.0), (12.0, 0.001), (13.0, 0.005), (25.0, 9.0)], tmp_path)
+    found = figures(SMALL, members, [(5.0, 9.0), (12.0, 0.001), (13.0, 0.005), (25.0, 9.0)], tmp_path, 99.0)
     assert (found.cpu_share, found.lag_largest_milliseconds) == (0.2, 5.0)
     assert (found.plan_kilobytes_mean, found.plan_kilobytes_largest, found.placement_kilobytes_largest) == (
         2.0,
@@ -54,7 +55,7 @@ def test_figures_are_those_between_the_two_ends_of_the_measured_steps(tmp_path):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_missed_target_is_named(name):
-    met = Figures(1, 1, 1.0, 1, 0.2, 1.0, 64.0, 1.0, 0, 1.0, 1.0, 1.0, 0.0)
+    met = Figures(1, 1, 1.0, 1, 0.2, 1.0, 64.0, 1.0, 0, 1.0, 1.0, 1.0, 0.0, 1.0)
     assert describe(met).endswith("targets met")
     assert describe(replace(met, **{name: TARGETS[name] + 1})).endswith(f"missed: {name}")
 

@@ -47,7 +47,8 @@ def test_a_worker_probes_around_a_step_as_asked_and_on_accelerators_behind_one_t
     values = {
         "_engine": Engine(), "_lengths": lengths, "_device": SimpleNamespace(type=device), "_assignment": SimpleNamespace(rank=0),
         "_prefetcher": SimpleNamespace(take=lambda plan: SimpleNamespace(work=None, delivered=0)),
-        "_feed": SimpleNamespace(peek=lambda step: None), "_outbox": SimpleNamespace(put=lambda *args: None, begin=lambda step: None),
+        "_feed": SimpleNamespace(peek=lambda step: None),
+        "_outbox": SimpleNamespace(put=lambda *args: None, begin=lambda step: None),
     }  # fmt: skip
     for name, value in values.items():
         setattr(worker, name, value)

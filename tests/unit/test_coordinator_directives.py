@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec import UNSET
 
 from coxswain.config import CheckpointConfig
 from coxswain.wire import DeliveredDigests, StepDirective
 from coxswain_coordinator.planning.committer import steps_ahead
+from coxswain_coordinator.state.session import Session
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_samples import committed, plan, replace_cursors, report, session
 
 
-def test_every_rank_gets_the_same_directive_once_its_step_is_planned(tmp_path):
-    s = session(make_job(tmp_path))
+def planned(folder: Path, adopted: bool = False) -> Session:
+    """A world of two ranks with the plans of eight steps. `adopted`: from a coordinator before."""
+    s = session(make_job(folder))
     s.add(committed(*range(8)))
+    s.adopted = adopted
+    return s
+
+
+def test_every_rank_gets_the_same_directive_once_its_step_is_planned(tmp_path):
+    s = planned(tmp_path)
     assert s.directive(6) is s.directive(6)
     assert s.directive(8) is None
 
 
 def test_a_stop_takes_the_first_step_that_has_not_begun(tmp_path):
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
+    s = planned(tmp_path)
     s.directive(0), s.directive(1)
     s.request_stop(-1)
     assert (s.directive(1).end, s.directive(2).end, s.directive(2).checkpoint) == ("", "Suspended", True)
 
 
 def test_a_stop_at_a_step_lets_the_steps_before_it_run(tmp_path):
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
+    s = planned(tmp_path)
     s.request_stop(5)
     assert [s.directive(k).end for k in (4, 5)] == ["", "Suspended"]
 
@@ -97,8 +105,7 @@ def test_the_open_step_of_an_adopted_world_may_have_begun_unless_its_end_is_deci
 
 
 def test_a_lost_world_issues_no_directives(tmp_path):
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
+    s = planned(tmp_path)
     s.lost = "rank 1 ended"
     assert s.directive(0) is None
 
@@ -135,9 +142,7 @@ def test_a_world_left_for_a_change_of_the_coordinator_before_is_not_over_before_
 
 def test_a_rank_follows_its_peers_into_a_change_of_the_coordinator_before_also_where_a_stop_has_come_since(tmp_path):
     """Before, it was sent to its end: its peers waited for the next world, so the stop waited for their exit, half a minute."""
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
-    s.adopted = True
+    s = planned(tmp_path, adopted=True)
     s.request_stop(-1)
     s.adopt_move(3)
     assert [s.directive(k).end for k in (3, 3)] == ["Moved", "Moved"]
@@ -184,8 +189,7 @@ def test_a_checkpoint_is_due_at_multiples_that_are_not_saved(tmp_path, every, sa
 
 
 def test_the_earliest_of_several_stops_counts_and_the_first_end(tmp_path):
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
+    s = planned(tmp_path)
     for step in (6, 4, 5):
         s.request_stop(step)
     assert s.stop_at == 4
@@ -199,8 +203,7 @@ def test_plans_reach_eight_steps_or_thirty_seconds_ahead():
 
 
 def test_a_new_coordinator_ends_at_the_step_at_which_a_rank_has_ended(tmp_path):
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
+    s = planned(tmp_path)
     s.adopt_end(4, completed=False)
     assert (s.directive(4).end, s.directive(4).checkpoint, s.directive(3).end) == ("Suspended", True, "")
 
@@ -213,9 +216,7 @@ def test_an_exit_without_a_pending_save_ends_the_job_at_the_last_checkpoint(tmp_
 
 
 def test_a_stop_of_an_adopted_world_spares_the_open_step_that_may_have_begun(tmp_path):
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
-    s.adopted = True
+    s = planned(tmp_path, adopted=True)
     s.begin(1)
     s.book.open = 2
     s.request_stop(-1)
@@ -233,9 +234,7 @@ def test_an_adopted_world_ends_before_no_step_that_a_rank_has_begun_while_it_rea
 ):
     """Before, its peer was stopped there: the rank lost it after 30 s, and the world was replaced. `word`: of the
     other rank, which else has ended."""
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
-    s.adopted = True
+    s = planned(tmp_path, adopted=True)
     ends(s)
     assert s.place(0, 2) and not s.place(0, 2)
     assert s.directive(3) is None, "the other rank may have begun it"
@@ -247,24 +246,19 @@ def test_an_adopted_world_ends_before_no_step_that_a_rank_has_begun_while_it_rea
 
 
 def test_a_world_of_this_coordinator_ends_without_the_word_of_its_ranks(tmp_path):
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
+    s = planned(tmp_path)
     s.request_stop(-1)
     assert s.directive(0).end == "Suspended"
 
 
 def test_a_rank_follows_its_peers_into_a_decided_change_of_an_adopted_world_whatever_is_known_of_the_others(tmp_path):
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
-    s.adopted = True
+    s = planned(tmp_path, adopted=True)
     s.adopt_move(3)
     assert s.directive(3).end == "Moved"
 
 
 def test_a_change_of_the_coordinator_before_goes_before_one_that_no_rank_knows_of(tmp_path):
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
-    s.adopted = True
+    s = planned(tmp_path, adopted=True)
     s.begin(4)
     s.request_move("trainer-2 joined")
     s.adopt_move(4)
@@ -281,8 +275,7 @@ def test_a_pause_of_the_coordinator_makes_no_rank_heard_later_than_now(tmp_path)
 
 def test_ranks_probe_before_the_step_that_begins_next_alone(tmp_path):
     """What was asked before the steps behind it is dropped, else each step of a long run stays."""
-    s = session(make_job(tmp_path))
-    s.add(committed(*range(8)))
+    s = planned(tmp_path)
     asked = iter([{1}, set(), set()])
     s.take_probes = lambda: frozenset(next(asked))
 

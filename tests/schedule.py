@@ -56,6 +56,7 @@ class ByUnits(LoadScopeScheduling):
         return unit_of(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)  # `-p no:xdist`
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByUnits:
     config.option.loadscopereorder = False
     return ByUnits(config, log)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, TypeVar
 
 import numpy as np
@@ -51,13 +51,12 @@ class Fetcher:
         """
         tokens: list[Tokens] = [np.empty(0, np.int32)] * len(wanted)
         digests: dict[int, str] = {}
-        by_loader = self._by_loader(wanted, active)
-        futures = [
-            self._pool.submit(self._from_loader, loader, [wanted[i] for i in places], active)
-            for loader, places in by_loader.items()
-        ]
-        for future, places in zip(futures, by_loader.values(), strict=True):
-            got, theirs = future.result()
+        under_way = {
+            self._pool.submit(self._from_loader, loader, [wanted[i] for i in places], active): places
+            for loader, places in self._by_loader(wanted, active).items()
+        }
+        for future in as_completed(under_way):  # what one loader refuses need not wait for another one
+            (got, theirs), places = future.result(), under_way[future]
             digests |= {places[item]: digest for item, digest in theirs.items()}
             for place, part in zip(places, got, strict=True):
                 tokens[place] = part

@@ -186,14 +186,17 @@ def test_a_source_without_an_index_is_waited_for_until_the_generation_is_over(jo
     assert job.asked["/v1/blocks"] == 2
 
 
-def test_a_fetcher_that_is_closed_waits_for_no_loader(job: Job) -> None:
-    """Another loader has refused, so the generation goes on without a builder."""
+@pytest.mark.parametrize(("refusing", "absent"), [(0, 1), (1, 0)])
+def test_what_a_loader_refuses_waits_for_no_absent_one_nor_does_a_fetcher_that_is_closed(
+    job: Job, refusing: int, absent: int
+) -> None:
+    """The generation goes on without a builder."""
 
     def refuse(request: Request) -> Iterator[SlicePart]:
         raise Refused("SourceChanged", "a.txt is not what was indexed")
 
-    job.serve["loader-0"] = refuse
-    del job.addresses[1]
+    job.serve[f"loader-{refusing}"] = refuse
+    del job.addresses[absent]
     coordinator: Any = job
     fetcher = Fetcher(WORLD, coordinator, "t", build("constructor"))
     with pytest.raises(Refused, match=r"a\.txt"):

@@ -51,7 +51,8 @@ def check(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[F
     shape = _shape(kind, manifest)
     whole = defaulted(manifest)
     before = defaulted(old) if old is not None else None
-    faults = shape + check_rules(kind.name, whole, before, well_shaped=not shape)
+    wrong = {fault.path for fault in shape}
+    faults = shape + check_rules(kind.name, whole, before, well_shaped=not shape, wrong=wrong)
     return faults + (_inline_layout(manifest, faults) if kind.name == "TrainingJob" and not shape else [])
 
 

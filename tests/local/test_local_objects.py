@@ -1,6 +1,7 @@
 """The local object store behaves like an API server and survives a SIGKILL of its process."""
 
 import asyncio
+import gc
 import json
 from pathlib import Path
 
@@ -91,6 +92,17 @@ async def test_deleting_an_object_deletes_what_it_owns(cluster):
     await cluster.delete("TrainingJob", "default", "j")
     await until_gone(cluster, "Secret")
     assert await cluster.list("Secret", "default") == []
+
+
+async def test_a_second_deletion_while_the_first_is_under_way_fails_nowhere(cluster):
+    problems = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    await cluster.create(job())
+    await cluster.delete("TrainingJob", "default", "j")
+    await cluster.delete("TrainingJob", "default", "j")
+    await until_gone(cluster, "TrainingJob")
+    gc.collect()  # of a task whose error has no reader
+    assert problems == []
 
 
 async def test_a_name_that_would_leave_the_folder_is_refused(cluster):

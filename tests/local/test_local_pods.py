@@ -193,6 +193,15 @@ async def test_a_process_that_ignores_sigterm_is_killed_with_its_group_after_the
     assert not is_alive(grandchild)
 
 
+async def test_a_process_that_a_container_leaves_behind_ends_with_it(cluster):
+    leaves = "import os, signal\nprint(child, flush=True) if (child := os.fork()) else signal.pause()"
+    await run_to_end(cluster, pod(container(leaves)))
+    child = int((cluster.workdir / "logs/p/main.log").read_text())
+    async with asyncio.timeout(5):
+        while is_alive(child):  # noqa: ASYNC110 (the kernel ends it a moment after the signal)
+            await asyncio.sleep(0)
+
+
 async def test_deleting_another_uid_is_no_deletion(cluster):
     await cluster.create(pod(container(SLEEP)))
     await cluster.delete("Pod", "default", "p", uid="another")

@@ -156,3 +156,40 @@ def test_a_rule_that_cannot_be_judged_is_an_error_where_the_shape_is_right_and_l
     assert check_rules("DataMix", sample("DataMix"), None, well_shaped=False) == []
     with pytest.raises((RuntimeError, TypeError, ValueError, LookupError)):
         check_rules("DataMix", sample("DataMix"), None, well_shaped=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.checkpoint.everySteps", 0),
+        ("spec.parallelism.tensor", 0),
+        ("spec.parallelism.pipeline", 0),
+        ("spec.parallelism.hybridData.tokensPerReplica", 0),
+        ("spec.parallelism.hybridData.maxDegree", 0),
+        ("spec.parallelism", 5),
+        ("spec.model.config.heads", 0),
+        ("spec.model.config.kvHeads", 0),
+        ("spec.trainers.count", 0),
+        ("spec.trainers.minCount", 0),
+        ("spec.trainers.devicesPerTrainer", 0),
+        ("spec.batch.tokensPerStep", 0),
+        ("spec.batch.tokensPerStep", 1.5),
+        ("spec.optimizer.learningRate", "-1"),
+    ],
+)
+def test_a_value_that_its_field_refuses_is_the_only_fault_though_rules_divide_by_it_or_compare_it(
+    path: str, value: object
+) -> None:
+    right = {"spec.model": {"config": SHAPE}}
+    assert check(sample("TrainingJob", right)) == []
+    assert [fault.path for fault in check(sample("TrainingJob", {**right, path: value}))] == [path]
+
+
+def test_a_rule_that_asks_only_whether_a_field_is_given_judges_a_field_that_is_given_wrongly() -> None:
+    job = sample("TrainingJob", {"spec.stop": {"steps": 0, "tokens": 5}})
+    assert [fault.path for fault in check(job)] == ["spec.stop.steps", "spec.stop"]
+
+
+def test_an_unknown_field_beside_what_a_rule_reads_hides_no_fault_of_the_rule() -> None:
+    job = sample("TrainingJob", {"spec.trainers.cuont": 9, "spec.trainers.count": 9})
+    assert [fault.path for fault in check(job)] == ["spec.trainers.cuont", "spec.trainers.count"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -15,33 +16,54 @@ with empty_modules("cel.cli"):  # its command line takes a quarter of a second o
 
 Manifest = Mapping[str, Any]
 _ABSENT = object()
+_HAS = re.compile(r"has\([^)]*\)")  # reads no value
+_READ = re.compile(r"\bself((?:\.\w+\b(?!\())+)")  # `self.phases` of `self.phases.all(…)`
 
 
-def check_rules(kind: str, new: Manifest, old: Manifest | None, well_shaped: bool) -> list[FieldError]:
+def check_rules(
+    kind: str, new: Manifest, old: Manifest | None, well_shaped: bool, wrong: Collection[str] = ()
+) -> list[FieldError]:
     """Every rule that `new` breaks; transition rules only against `old`. Defaults must be in place in both.
 
     A rule that cannot be evaluated means a wrong shape: with `well_shaped` it raises, else the shape's own fault suffices.
+    So it does for a rule that reads one of the paths `wrong`: 0 replicas are no second fault, and no divisor.
     """
     faults: list[FieldError] = []
     for rule in RULES:
         for place in rule.places:
             name, _, path = place.partition(":")
             if name == kind:
-                faults += _break(rule, path, new, old, well_shaped)
+                faults += _break(rule, path, new, old, well_shaped, wrong)
     return faults
 
 
-def _break(rule: Rule, path: str, new: Manifest, old: Manifest | None, well_shaped: bool) -> Iterator[FieldError]:
+def _break(
+    rule: Rule, path: str, new: Manifest, old: Manifest | None, well_shaped: bool, wrong: Collection[str]
+) -> Iterator[FieldError]:
     before = dict(_values(old, path)) if old is not None and rule.is_transition else {}
     judged = [(where, value) for where, value in _values(new, path) if where in before or not rule.is_transition]
     for where, value in judged:
+        if _reads(rule.cel, where, wrong):
+            continue
         variables = {"self": value, **({"oldSelf": before[where]} if rule.is_transition else {})}
         try:
             if _evaluate(rule.cel, variables) is not True:
                 yield _fault(rule, where, variables)
-        except (RuntimeError, TypeError, ValueError, LookupError):
+        except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError):
             if well_shaped:
                 raise
+
+
+def _reads(expression: str, where: str, wrong: Collection[str]) -> bool:
+    """Whether the expression, at this place, reads the value at one of the paths, or a member of it."""
+    read = [f"{where}{member}.".removeprefix(".") for member in _members_read(expression)] if wrong else []
+    return any(member.startswith(f"{path}.") for member in read for path in wrong)
+
+
+@cache
+def _members_read(expression: str) -> frozenset[str]:
+    """`.trainers.count`, for example."""
+    return frozenset(_READ.findall(_HAS.sub("", expression)))
 
 
 def _fault(rule: Rule, where: str, variables: dict[str, Any]) -> FieldError:

@@ -28,7 +28,7 @@ def load_run(files: list[Path], settings: Sequence[str] = ()) -> list[Manifest]:
     documents, faults = load_documents(files)
     if settings:
         documents = [_with_settings(d, settings) for d in documents]
-    faults = [*faults, *validate(documents)]
+    faults = [*faults, *validate(documents)] or _repeated(documents)
     if not faults:
         objects = [defaulted(d.manifest) if d.identity[0] in _OURS else d.manifest for d in documents]
         faults = _unresolved(_only_job(objects), objects)
@@ -48,6 +48,20 @@ def load_config(files: list[Path]) -> JobConfig:
     found = _resolved(_only_job(objects), objects)
     assert isinstance(found, JobConfig), "load_run has refused every fault"
     return found
+
+
+def _repeated(documents: list[Document]) -> list[FieldError]:
+    """Objects of one kind and name in different namespaces, of which a run knows one only."""
+    seen: dict[tuple[str, str], Document] = {}
+    faults = []
+    for document in documents:
+        kind, _, name = document.identity
+        first = seen.setdefault((kind, name), document)
+        if first is not document:
+            message = f"{kind} {name!r} is in {first.file}, document {first.number}, too, and a run knows no namespaces"
+            way_out = "rename or remove one of the two"
+            faults.append(FieldError("metadata.name", message, name, "", way_out, document.file, document.number))
+    return faults
 
 
 def _only_job(objects: list[Manifest]) -> Manifest:

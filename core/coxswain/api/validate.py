@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from coxswain.api.auto_faults import TOO_SMALL
 from coxswain.api.cel_rules import check_rules
-from coxswain.api.common import NAME_LENGTH, PATTERNS, SUBDOMAIN
 from coxswain.api.crd import object_schema, schema_of
-from coxswain.api.field_errors import FieldError, parse, shorten
+from coxswain.api.field_errors import FieldError, parse
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME, Kind
 from coxswain.api.layout_faults import layout_faults
 from coxswain.api.load import Document
+from coxswain.api.metadata_faults import metadata_faults
 from coxswain.api.pod_template import template_faults
 from coxswain.api.resolve import resolve
 from coxswain.api.schema import repeated, with_defaults
+from coxswain.api.secret_faults import secret_faults
 from coxswain.api.trainingjob import TrainingJobSpec
 
 # Found between objects that are both in the files. A missing object is no fault: it may be on the cluster, or come later.
@@ -39,7 +39,7 @@ def validate(documents: Sequence[Document]) -> list[FieldError]:
 
 
 def check(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[FieldError]:
-    """Every fault within one object of ours; with `old`, also those of the change from it. Defaults need not be in place.
+    """Every fault of one object, ours or a Secret; with `old`, also of the change from it. Defaults need not be in place.
 
     Values that JSON cannot hold are reported alone: neither the schema nor the rules are defined for them.
     """
@@ -47,11 +47,12 @@ def check(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[F
         return faults
     kind = BY_NAME.get(manifest.get("kind", ""))
     if kind is None:
-        return []
+        return secret_faults(manifest) if manifest.get("kind") == "Secret" else []
     shape = _shape(kind, manifest)
     whole = defaulted(manifest)
     before = defaulted(old) if old is not None else None
-    faults = shape + check_rules(kind.name, whole, before, well_shaped=not shape)
+    wrong = {fault.path for fault in shape}
+    faults = shape + check_rules(kind.name, whole, before, well_shaped=not shape, wrong=wrong)
     return faults + (_inline_layout(manifest, faults) if kind.name == "TrainingJob" and not shape else [])
 
 
@@ -83,7 +84,7 @@ def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
         for name in manifest
         if name not in known
     ]
-    faults += _name_faults(kind, manifest) + _namespace_faults(kind, manifest)
+    faults += metadata_faults(kind.name, manifest, kind.namespaced)
     faults += parse(kind.spec, manifest["spec"], "spec")[1] if "spec" in manifest else [_missing_spec()]
     faults += template_faults(manifest.get("spec")) if kind.name == "TrainingJob" else []
     faults += parse(kind.status, manifest["status"], "status")[1] if kind.status and "status" in manifest else []
@@ -91,34 +92,6 @@ def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
         FieldError(path, f"{key!r} appears twice", key, way_out="give every item a name of its own")
         for path, key in repeated(object_schema(kind), manifest)
     ]
-
-
-def _namespace_faults(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
-    """A cluster's own objects have none."""
-    metadata = manifest.get("metadata")
-    given = metadata.get("namespace") if isinstance(metadata, dict) and not kind.namespaced else None
-    if given is None:
-        return []
-    message = f"a {kind.name} belongs to the cluster and has no namespace"
-    return [FieldError("metadata.namespace", message, shorten(given), way_out="remove metadata.namespace")]
-
-
-def _name_faults(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
-    """Of a TrainingJob's name a rule says more: its pods are named after it."""
-    metadata = manifest.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    if name is None:
-        return [FieldError("metadata.name", "required, but missing", way_out="give the object a name")]
-    if not isinstance(name, str):
-        message = f"{shorten(name)} is not a string"
-        return [FieldError("metadata.name", message, shorten(name), "a string", "put the value in quotes")]
-    if kind.name == "TrainingJob" or (len(name) <= NAME_LENGTH and re.fullmatch(SUBDOMAIN, name)):
-        return []
-    message, allowed = (
-        f"{shorten(name)!r} has not the form that is needed",
-        f"{PATTERNS[SUBDOMAIN]}, at most {NAME_LENGTH}",
-    )
-    return [FieldError("metadata.name", message, shorten(name), allowed, "rename the object")]
 
 
 def _missing_spec() -> FieldError:

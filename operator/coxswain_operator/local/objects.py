@@ -198,10 +198,12 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def encode_strings(manifest: Manifest) -> Manifest:
-    """Moves a Secret's `stringData` into its `data`."""
+    """Moves a Secret's `stringData` into its `data`. A field that is null is absent, as for an API server."""
     if (plain := manifest.pop("stringData", None)) is not None:
         encoded = {k: base64.b64encode(v.encode()).decode() for k, v in plain.items()}
-        manifest["data"] = {**manifest.get("data", {}), **encoded}
+        manifest["data"] = {**(manifest.get("data") or {}), **encoded}
+    if manifest.get("data", "") is None:
+        del manifest["data"]
     return manifest
 
 

@@ -1,0 +1,73 @@
+"""Faults of an object's metadata that an API server finds: neither the schema nor the rules say them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from coxswain.api.common import NAME_LENGTH, PATTERNS, SUBDOMAIN
+from coxswain.api.field_errors import FieldError, quoted, shorten
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_LABEL_LENGTH = 63
+
+
+def metadata_faults(kind: str, manifest: dict[str, Any], namespaced: bool = True) -> list[FieldError]:
+    """Of name, namespace, labels and annotations. Metadata that is absent or null lacks a name."""
+    metadata = manifest.get("metadata")
+    if metadata is None:
+        metadata = {}
+    if not isinstance(metadata, dict):
+        return [_not_mapping("metadata", metadata, "write metadata: {name: NAME}")]
+    texts = [fault for field in ("labels", "annotations") for fault in _texts(field, metadata.get(field))]
+    return [*_name(kind, metadata.get("name")), *_namespace(kind, metadata.get("namespace"), namespaced), *texts]
+
+
+def _name(kind: str, name: Any) -> list[FieldError]:
+    """Of a TrainingJob's name a rule says more: its pods are named after it."""
+    if name is None:
+        return [FieldError("metadata.name", "required, but missing", way_out="give the object a name")]
+    if not isinstance(name, str):
+        return [_not_string("metadata.name", name)]
+    if kind == "TrainingJob" or (len(name) <= NAME_LENGTH and re.fullmatch(SUBDOMAIN, name)):
+        return []
+    allowed = f"{PATTERNS[SUBDOMAIN]}, at most {NAME_LENGTH}"
+    return [_wrong_form("metadata.name", name, allowed, "rename the object")]
+
+
+def _namespace(kind: str, given: Any, namespaced: bool) -> list[FieldError]:
+    """A cluster's own objects have none. Empty: that of the command."""
+    path = "metadata.namespace"
+    if given is None:
+        return []
+    if not namespaced:
+        message = f"a {kind} belongs to the cluster and has no namespace"
+        return [FieldError(path, message, shorten(given), way_out="remove metadata.namespace")]
+    if not isinstance(given, str):
+        return [_not_string(path, given)]
+    if not given or (len(given) <= _LABEL_LENGTH and re.fullmatch(_LABEL, given)):
+        return []
+    allowed = f"lower-case letters, digits and -, at most {_LABEL_LENGTH}"
+    return [_wrong_form(path, given, allowed, "name a namespace of the cluster, or remove metadata.namespace")]
+
+
+def _texts(field: str, given: Any) -> list[FieldError]:
+    """Of a mapping of strings to strings."""
+    if given is None:
+        return []
+    if not isinstance(given, dict):
+        return [_not_mapping(f"metadata.{field}", given, "write a mapping")]
+    return [_not_string(f"metadata.{field}.{key}", value) for key, value in given.items() if not isinstance(value, str)]
+
+
+def _not_mapping(path: str, value: Any, way_out: str) -> FieldError:
+    return FieldError(path, f"{quoted(value)} is not a mapping", shorten(value), "a mapping", way_out)
+
+
+def _not_string(path: str, value: Any) -> FieldError:
+    return FieldError(path, f"{shorten(value)} is not a string", shorten(value), "a string", "put the value in quotes")
+
+
+def _wrong_form(path: str, value: str, allowed: str, way_out: str) -> FieldError:
+    message = f"{shorten(value)!r} has not the form that is needed"
+    return FieldError(path, message, shorten(value), allowed, way_out)

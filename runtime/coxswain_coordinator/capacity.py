@@ -46,7 +46,7 @@ def change_fault(job: JobConfig, before: Layout, after: Layout) -> str:
     if size + RESERVED <= limit:
         return ""
     return (
-        f"MemoryTooSmall: trainer-{device.trainer} device {device.device} would hold {size / _GIB:.1f} GiB of the state of "
+        f"MemoryTooSmall: {device_name(device)} would hold {size / _GIB:.1f} GiB of the state of "
         f"both layouts at a time, and {RESERVED / _GIB:.1f} GiB beside tensors; a device of {job.parallelism.hardware} has "
         f"{limit / _GIB:.1f} GiB"
     )
@@ -58,6 +58,11 @@ def _fullest(
 ) -> tuple[Device, int]:
     specs = parameter_specs(model, model.vocabulary or _LEAST_ROWS)
     return change_peak(specs, model.layers, before, after, _BF16, copies, muon_matrices(specs, optimizer))
+
+
+def device_name(device: Device) -> str:
+    """As people read it."""
+    return f"trainer-{device.trainer} device {device.device}"
 
 
 def devices_of(layout: Layout) -> set[Device]:

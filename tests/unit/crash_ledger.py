@@ -30,7 +30,7 @@ def facts(state: JobState) -> Any:
 
 def generation_of(call: Call) -> int | None:
     """The world that a message is of."""
-    body = msgspec.json.decode(call._content or b"null")
+    body = msgspec.json.decode(call.content or b"null")
     found = body.get("generation") if isinstance(body, dict) else None
     return found if isinstance(found, int) else None
 
@@ -80,7 +80,7 @@ class Ledger:
         before = facts(life.run)
         again = life.answer_now(call)
         if facts(life.run) != before:
-            self.wrong.append(f"{caller} {call.route[1]} {call._content[:80]!r} changes something when it is repeated")
+            self.wrong.append(f"{caller} {call.route[1]} {call.content[:80]!r} changes something when it is repeated")
         if again != status and not (again in REFUSED and facts(life.run) == before and self._is_over(life, call)):
             self.wrong.append(f"{caller} {call.route[1]} is answered {status}, then {again}")
 

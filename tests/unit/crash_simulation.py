@@ -70,14 +70,14 @@ class Call:
 
     def __init__(self, method: str, path: str, content: bytes | None, generation: int | None, query: Any) -> None:
         where, _, tail = path.partition("?")
-        self.route, self._content = (method, where), content or b""
+        self.route, self.content = (method, where), content or b""
         self.query = dict(parse_qsl(tail)) | {key: str(value) for key, value in query.items()}
         self.headers = {TOKEN_HEADER: f"Bearer {TOKEN}"}
         if generation is not None:
             self.headers[GENERATION_HEADER] = str(generation)
 
     async def read(self) -> bytes:
-        return self._content
+        return self.content
 
 
 class Incarnation:

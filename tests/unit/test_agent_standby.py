@@ -199,7 +199,8 @@ async def test_an_agent_that_leaves_while_a_probe_ends_waits_for_it_and_closes_w
     prober.begin(1, (0,))
     await probe.killed.wait()
     ending = asyncio.create_task(prober.end())
-    await asyncio.sleep(0)
+    for _ in range(8):
+        await asyncio.sleep(0)
     assert not (ending.done() or probe.closed)
     probe.gone.set()
     await ending

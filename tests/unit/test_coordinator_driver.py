@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -13,11 +16,13 @@ from coxswain import wire
 from coxswain.errors import Refused
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_coordinator.driver import LONGEST_ACTION
+from coxswain_coordinator.planning.committer import Committed
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.step_log import StepLog
+from coxswain_coordinator.world.look_ahead import LookAhead
 from coxswain_link.metrics import MetricsRegistry, build
 from tests.unit.coordinator_fakes import store_of
-from tests.unit.coordinator_lead import leading, small, training
+from tests.unit.coordinator_lead import Lead, leading, small, training
 from tests.unit.test_coordinator_checkpoints import manifest, store_with
 
 pytestmark = pytest.mark.looptime
@@ -54,6 +59,58 @@ async def test_plans_that_are_committed_behind_the_loss_of_their_world_reach_no_
         lead.arrive(left=1)
         await lead.world(2)
         assert (lost.committed, sorted(lost._plans)) == (committed, list(range(1, committed)))
+
+
+@asynccontextmanager
+async def committing(folder) -> AsyncIterator[tuple[Lead, asyncio.Event]]:
+    """A first world whose first plans are made beside the driver, until the event lets them go on."""
+    job = small(folder)
+    async with leading(replace(job, parallelism=replace(job.parallelism, balance="FlexSP"))) as lead:
+        held = lead.executor.held["commit"] = asyncio.Event()
+        lead.index()
+        lead.arrive()
+        await lead.until(lambda: lead.state.session)
+        await asyncio.sleep(1)
+        yield lead, held
+
+
+async def test_the_next_world_is_formed_once_the_plans_of_the_lost_one_are_given_up(tmp_path):
+    """Two commits at a time would spoil the plan log's segment."""
+    async with committing(tmp_path) as (lead, held):
+        lead.state.mark_world_lost("the network broke")
+        lead.arrive(left=1)
+        await asyncio.sleep(30)
+        assert lead.state.generation == 1
+        lead.executor.held.clear()
+        held.set()
+        await lead.until(lambda: lead.state.generation == 2)
+
+
+async def test_planners_are_late_as_soon_as_the_world_that_they_plan_for_is_lost(tmp_path):
+    """The next world waits for them."""
+    async with training(small(tmp_path, stop_steps=30)) as lead:
+        session, late = lead.state.session, []
+
+        def commit(cursor, stop, is_late, most, speeds):
+            late.append(is_late())
+            lead.state.mark_world_lost("the network broke")
+            late.append(is_late())
+            return Committed((), {}, None, session.committed)
+
+        worlds = SimpleNamespace(committer=SimpleNamespace(commit=commit), solvers=None)
+        session.directive(0)
+        assert await LookAhead(lead.state, worlds, None, lambda: None).extend(session)
+        assert late == [False, True]
+
+
+async def test_plans_that_are_made_beside_the_driver_are_not_recorded_behind_the_end_of_the_job(tmp_path):
+    async with committing(tmp_path) as (lead, held):
+        lead.state.fail(wire.Fault("Diverged", "the loss is not finite"))
+        lead.state.notifier.notify()
+        await lead.work
+        held.set()
+        await asyncio.sleep(1)
+        assert lead.keys("log/membership/") + lead.keys("log/placements/") == []
 
 
 async def test_metrics_hold_the_last_committed_step_and_the_last_checkpoint(tmp_path):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,13 +13,19 @@ from coxswain.config import StragglerConfig
 from coxswain.ladder.values import Option, Options
 from coxswain.layout import Device, Layout
 from coxswain.live import Held
-from coxswain.wire import NodeRequest
+from coxswain.stragglers.values import Cause
+from coxswain.wire import Fault, NodeRequest
 from coxswain_coordinator.api.report import job_report
+from coxswain_coordinator.stragglers.figures import Measured
+from coxswain_coordinator.stragglers.ladder import Ladder
+from coxswain_coordinator.stragglers.words import Straggler
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import (
     ONSET,
+    Lead,
     begun,
     holds,
+    leading,
     moved_to,
     one_replica,
     register,
@@ -58,6 +68,59 @@ async def test_a_confirmed_straggler_leads_to_one_planned_change_under_migrate_a
             event.message
         )
         assert lead.state.failures == 0 and not lead.state.changes.why
+
+
+class PlannerBeside:
+    """The planner of layouts: it is asked as a step closes, and answers once it is let go."""
+
+    def __init__(self) -> None:
+        self.asked, self.go, self.ended = asyncio.Event(), asyncio.Event(), ""
+
+    async def __call__(self, planner, job, vocabulary, layout, speeds, least_gain) -> Options:
+        self.asked.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.ended = "cancelled"
+            raise
+        self.ended = "answered"
+        return Options(layout, dict(speeds), 2.0, 1.0, (Option("Layers", one_replica(), 1.5, 0.5),))
+
+
+@asynccontextmanager
+async def planning(folder) -> AsyncIterator[tuple[Lead, PlannerBeside]]:
+    """A job whose ladder plans a layout at this moment, because of a slow device."""
+    batch, beside = replace(make_job(folder).batch, max_sequence_tokens=128), PlannerBeside()
+    async with leading(make_job(folder, batch=batch, stragglers=StragglerConfig(action="Migrate"))) as lead:
+        state = lead.state
+        judge = lambda job, ids, options, steps: options  # noqa: E731
+        state.ladder = Ladder(lead.job, state.request_layout, state.record_event, beside, judge=judge)
+        lead.index()
+        lead.arrive()
+        await lead.world()
+        device = Straggler("trainer-1", 0, "node-1", 3.0, 0, 1.0, Cause.DEVICE, 1, 0.5)
+        state.ladder.stepped(Measured(0, 2.0, 0.0, ()), [device])
+        await beside.asked.wait()
+        yield lead, beside
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_layout_that_is_planned_for_a_world_that_is_lost_meanwhile_is_not_requested(tmp_path, is_lost):
+    async with planning(tmp_path) as (lead, beside):
+        if is_lost:
+            lead.state.mark_world_lost("the network broke")
+        beside.go.set()
+        await asyncio.sleep(1)
+        assert (beside.ended, lead.state.changes.layout) == ("answered", None if is_lost else one_replica())
+
+
+async def test_no_planner_of_layouts_goes_on_behind_the_end_of_the_job(tmp_path):
+    async with planning(tmp_path) as (lead, beside):
+        lead.state.fail(Fault("Diverged", "the loss is not finite"))
+        lead.state.notifier.notify()
+        await lead.work
+        await asyncio.sleep(0)
+        assert beside.ended == "cancelled"
 
 
 async def test_a_world_that_fails_before_its_requested_change_keeps_the_layout_that_it_had(tmp_path):

@@ -13,7 +13,7 @@ from coxswain_coordinator.state.job_state import JobState
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import report_of
 from tests.unit.coordinator_lead import Lead, in_the_second_world, newer_generation, served_of, small, training
-from tests.unit.coordinator_samples import agents
+from tests.unit.coordinator_samples import agents, report
 from tests.unit.test_coordinator_checkpoints import shard
 
 pytestmark = pytest.mark.looptime
@@ -58,6 +58,15 @@ async def test_a_worker_that_ends_in_an_older_world_does_not_cost_the_current_on
         assert (lead.state.session.lost, lead.state.session.exited) == ("", {})
         lead.state.add_exit(wire.WorkerExit(1, "trainer-0", 0, 0, 2))
         assert (await lead.work).reason == "WorkerFailed"
+
+
+async def test_a_rank_whose_reports_and_saves_leave_no_time_for_heartbeats_is_not_silent(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        heard = lead.state.session.last_heard
+        lead.save(3, 1)
+        assert list(heard) == [1]
+        lead.state.add_report(report(0))
+        assert list(heard) == [1, 0]
 
 
 async def test_a_heartbeat_counts_for_its_rank_and_a_constructors_for_none(tmp_path):

@@ -16,6 +16,7 @@ from coxswain.layout import Device
 from coxswain.models import parameter_specs
 from coxswain_coordinator import capacity
 from coxswain_coordinator.world import resize as sizes
+from coxswain_train.worker.directives import autonomous_directive
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import (
     Lead,
@@ -290,3 +291,18 @@ async def test_a_stop_that_comes_while_a_change_is_judged_goes_first(tmp_path):
         lead.state.resize(1)
         await asyncio.sleep(5)
         assert session.ending and session.move is None
+
+
+async def test_ranks_hear_of_a_planned_change_s_step_before_they_get_there_so_none_begins_it_without_a_coordinator(
+    tmp_path,
+):
+    """Else one that has lost its coordinator passes the step before which its peers leave."""
+    async with training(small(tmp_path, min_trainers=1)) as lead:
+        await lead.close(0, 1)
+        session, plan = lead.state.session, lead.state.session.open_plan()
+        assert lead.state.ack().end is None
+        assert autonomous_directive(2, plan, 0, 0, lead.state.ack().end)
+        lead.state.resize(1)
+        await lead.until(lambda: session.move)
+        assert (lead.state.ack().end, session.move.decided) == (2, False)
+        assert autonomous_directive(2, plan, 0, 0, lead.state.ack().end) is None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from coxswain import wire
 from coxswain.errors import Stale
 from coxswain.exits import Exit
-from coxswain.planlog import takeover_key
+from coxswain.planlog import Generation, takeover_key
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_link.store import StoreUnavailable
 from tests.unit.coordinator_fakes import store_of
@@ -105,27 +105,41 @@ async def test_a_generation_that_another_coordinator_claims_first_is_not_entered
         assert lead.state.generation == 3
 
 
+def beaten_to_a_takeover(lead: Lead, record: Generation, goes_on: bool) -> None:
+    """A rival takes over between this coordinator's listing and its claim. `goes_on`: it then creates the next world."""
+    listed = lead.store.list
+
+    def lose() -> None:
+        def stale(prefix: str = "") -> Any:
+            lead.store.list = listed
+            return []
+
+        takeover(lead.store, record)
+        if goes_on:
+            newer_generation(lead.store, record)
+        lead.store.list = stale
+
+    lead.executor.before["take_over"] = lose
+    lead.index()
+    lead.arrive(generation=1)
+
+
 async def test_a_takeover_that_another_coordinator_wins_is_not_entered(tmp_path):
     async with training(small(tmp_path)) as first:
         record = first.state.session.record
     async with leading(small(tmp_path), "two") as lead:
-        listed = lead.store.list
-
-        def lose() -> None:
-            """The rival takes over after our listing and before our claim."""
-
-            def stale(prefix: str = "") -> Any:
-                lead.store.list = listed
-                return []
-
-            takeover(lead.store, record)
-            lead.store.list = stale
-
-        lead.executor.before["take_over"] = lose
-        lead.index()
-        lead.arrive(generation=1)
+        beaten_to_a_takeover(lead, record, goes_on=False)
         await lead.world()
         assert lead.keys("log/takeovers/") == [takeover_key(1, 1), takeover_key(1, 2)]
+
+
+async def test_a_world_that_the_winner_of_a_takeover_has_left_already_is_not_taken_over_again(tmp_path):
+    async with training(small(tmp_path)) as first:
+        record = first.state.session.record
+    async with leading(small(tmp_path), "two") as lead:
+        beaten_to_a_takeover(lead, record, goes_on=True)
+        await lead.until(lambda: lead.state.session)
+        assert (lead.state.generation, lead.keys("log/takeovers/")) == (3, [takeover_key(1, 1)])
 
 
 @RIVALS

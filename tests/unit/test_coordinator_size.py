@@ -143,6 +143,22 @@ async def test_a_new_coordinator_that_adopts_a_world_keeps_the_size_that_the_job
         assert (lead.state.size, lead.state.session.move) == (3, None)
 
 
+async def test_a_changed_job_of_fewer_trainers_than_the_world_that_still_runs_takes_in_none_beyond_its_number(tmp_path):
+    async with training(small(tmp_path, trainers=3)) as lead:
+        await lead.close(0)
+        await resize(lead.state, 4)
+        lead.state.register(agents(4)[3])
+        session = lead.state.session
+        await lead.until(lambda: session.move)
+        await moved_to(lead, session.move.step)
+    async with leading(small(tmp_path, stop_steps=9), "two") as lead:
+        lead.index()
+        for agent in agents(4):
+            lead.state.register(replace(agent, generation=2))
+        await begun(lead, 3)
+        assert lead.state.session.world.trainers == ("trainer-0", "trainer-1")
+
+
 FIXED = (ReplicaShape((StageShape(tensor=1, layers=2),), 2),)
 
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from coxswain import wire
 from coxswain_coordinator.api.handlers import Handlers
+from coxswain_train.worker.directives import autonomous_directive
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import Lead, begun, holds, led_again, register, small, suspend, training
 from tests.unit.coordinator_samples import agents
@@ -100,6 +101,34 @@ async def test_a_stop_that_comes_before_the_adoption_spares_a_step_that_a_rank_w
         lead.beat(-1, -1)
         found = [lead.state.session.directive(k).end for k in (step - 1, step)]
         assert found == ["", "Suspended" if step < 8 else "Completed"]
+
+
+@pytest.mark.parametrize("change", [False, True], ids=["stop", "change"])
+async def test_ranks_hear_that_a_step_is_run_which_a_peer_has_begun_alone_before_it_heard_of_the_stop(tmp_path, change):
+    """Before, one that then lost its coordinator waited for the next one before that step, and its peer in it for this one."""
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        session, plan = lead.state.session, lead.state.session.plans_from(2).plans[0]
+        if change:
+            session.request_move("trainer-2 joined")
+        else:
+            suspend(lead)
+        assert lead.state.ack().end == 2
+        lead.beat(2, 1)
+        end = lead.state.ack().end
+        assert autonomous_directive(2, plan, 0, 0, end).plan == plan
+        assert [session.directive(step).end for step in (2, 3)] == ["", "Moved" if change else "Suspended"]
+        assert (end, lead.state.ack().end) == (3, 3)
+
+
+async def test_ranks_hear_of_a_change_s_step_as_it_is_though_a_peer_passes_it_behind_the_directive(tmp_path):
+    """Others have left there."""
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.session.request_move("trainer-2 joined")
+        assert lead.state.session.directive(2).end == "Moved"
+        lead.beat(1, 2)
+        assert lead.state.ack().end == 2
 
 
 async def test_a_step_that_a_rank_was_left_to_begin_alone_in_an_adopted_world_means_nothing_in_the_next(tmp_path):

@@ -350,6 +350,23 @@ def test_a_heartbeat_says_which_step_a_rank_has_begun(client, box):
     until(lambda: client.beaten and client.beaten[-1] == Heartbeat(1, begun=7))
 
 
+def test_a_save_that_gets_on_while_a_step_begins_hides_neither_from_the_heartbeats(client):
+    """The saver's thread and the worker's change one heartbeat."""
+
+    class Slow(int):
+        def __add__(self, more: int) -> int:
+            stepping.start()
+            stepping.join(0.2)  # it has to wait for this thread
+            return int(self) + more
+
+    changed = Outbox(client, Heartbeat(1, progress=Slow(3)), pause=0.05)
+    stepping = threading.Thread(target=lambda: changed.begin(7))
+    changed.advance()
+    stepping.join()
+    until(lambda: client.beaten and client.beaten[-1] == Heartbeat(1, progress=4, begun=7))
+    changed.close()
+
+
 def test_a_caller_waits_for_an_answer_and_no_longer_than_it_says(client, box):
     client.away = True
     until(lambda: not box.reachable)

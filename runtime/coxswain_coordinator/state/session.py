@@ -155,8 +155,10 @@ class Session:
         """The first step that is not run because of a decision that ranks cannot know: a stop, or the end of the data."""
         if self.ending is not None:
             return self.ending.step
+        if self.move is not None and self.move.decided:
+            return self.move.step
         ends = [end for end in (self.stop_at, self.move.step if self.move else None) if end is not None]
-        return min(*ends, self.end_step) if ends else self._data_end
+        return min(max(min(ends), self._begun + 1), self.end_step) if ends else self._data_end
 
     @property
     def exhausted(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from coxswain.ladder.values import Relayout, ReplaceNode
 from coxswain.layout import Device, Layout
+from coxswain_coordinator.capacity import device_name
 from coxswain_coordinator.stragglers.rung_history import Expected
 
 
@@ -13,7 +14,7 @@ def because(devices: frozenset[Device], lost: frozenset[Device]) -> str:
     """Slow devices by name, lost ones by their trainers."""
     gone = sorted({device.trainer for device in devices & lost})
     losses = [f"the loss of {', '.join(f'trainer-{index}' for index in gone)}"] if gone else []
-    return " and ".join([*map(_name, sorted(devices - lost)), *losses])
+    return " and ".join([*map(device_name, sorted(devices - lost)), *losses])
 
 
 def requested(rung: Relayout, why: str, seconds: float, current: Layout) -> str:
@@ -29,7 +30,8 @@ def _put_aside(layout: Layout, current: Layout) -> str:
     idle = sorted(set(layout.standby) - set(current.standby))
     if not idle:
         return ""
-    return f"; {' and '.join(map(_name, idle))} goes on standby: probed now and then, and planned with again once it is well"
+    names = " and ".join(map(device_name, idle))
+    return f"; {names} goes on standby: probed now and then, and planned with again once it is well"
 
 
 def measured(change: Expected, now: float) -> str:
@@ -43,11 +45,7 @@ def measured(change: Expected, now: float) -> str:
 def evidence(rung: ReplaceNode, since: Mapping[Device, int]) -> str:
     """Why another node is wanted. `since`: by device, the first step at its present speed."""
     slow = " and ".join(
-        f"{_name(device)} computes {slowdown:.2f} x as long as its peers since step {since[device]}"
+        f"{device_name(device)} computes {slowdown:.2f} x as long as its peers since step {since[device]}"
         for device, slowdown in rung.evidence
     )
     return f"{slow}; it costs {rung.gain:.3f} s of each step"
-
-
-def _name(device: Device) -> str:
-    return f"trainer-{device.trainer} device {device.device}"

@@ -7,6 +7,7 @@ import math
 
 from coxswain.layout import Device
 from coxswain.wire import ProbesWanted, StandbyProbes
+from coxswain_coordinator.capacity import device_name
 from coxswain_coordinator.stragglers.ladder import Ladder
 from coxswain_coordinator.stragglers.watch import RecordEvent, StragglerWatch
 from coxswain_coordinator.stragglers.words import returned
@@ -32,14 +33,14 @@ class StandbyProbing:
         waiting = self._waiting(found.trainer)
         for number, seconds in found.seconds:
             if number in waiting:
-                self._judge(f"{found.trainer} device {number}", waiting[number], seconds)
+                self._judge(waiting[number], seconds)
 
-    def _judge(self, name: str, device: Device, seconds: float) -> None:
+    def _judge(self, device: Device, seconds: float) -> None:
         """Without anything to compare with a probe says nothing."""
         slowdown = self._watch.slowdown_aside(device, seconds)
         if math.isnan(slowdown):
             return
-        waiting = self._ladder.aside.waiting[device]
+        name, waiting = device_name(device), self._ladder.aside.waiting[device]
         log.info("%s on standby: its probe takes %.2f x as long as one of a healthy device", name, slowdown)
         if self._ladder.probed(device, slowdown):
             self._record_event("StragglerRecovered", returned(name, waiting.dwell), False)

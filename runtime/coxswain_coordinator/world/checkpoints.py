@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from coxswain.exits import Exit
@@ -14,6 +13,7 @@ from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.notifier import Topic
 from coxswain_coordinator.state.session import Session
+from coxswain_coordinator.world.side_task import SideTask
 
 
 class CheckpointManager:
@@ -21,7 +21,7 @@ class CheckpointManager:
 
     def __init__(self, state: JobState, log: PlanLog, store: CheckpointStore) -> None:
         self._state, self._log, self._store, self._store_call = state, log, store, state.store_executor
-        self._collection: asyncio.Task[None] | None = None  # runs beside the driver
+        self._collection = SideTask(lambda: state.notifier.notify(Topic.ANY))
         self._uncollected = False  # whether a manifest has come that no collection has seen
 
     # --- checkpoints ------------------------------------------------------------------------------
@@ -71,25 +71,21 @@ class CheckpointManager:
 
     async def take_collection(self) -> None:
         """Takes a collection that has ended. Raises its error."""
-        if self._collection is not None and self._collection.done():
-            await self._collection
-            self._collection = None
+        await self._collection.take()
 
     def begin_collection(self) -> None:
         """Begins the next collection where a manifest has come and none is under way."""
-        if self._collection is None and self._uncollected:
-            self._collection, self._uncollected = asyncio.create_task(self._collect()), False
+        if self._uncollected and not self._collection.is_busy:
+            self._uncollected = False
+            self._collection.begin(self._collect())
 
     async def _collect(self) -> None:
         """Deletes what is no longer kept. Steps, plans and stall checks do not wait for thousands of deletions."""
         more = True
-        try:
-            while more:
-                await self._store_call(self._log.check_current, self._state.generation)
-                more = await self._store_call(self._store.collect, self._pending_keys)
-            await self._store_call(self._collect_placements)
-        finally:
-            self._state.notifier.notify(Topic.ANY)
+        while more:
+            await self._store_call(self._log.check_current, self._state.generation)
+            more = await self._store_call(self._store.collect, self._pending_keys)
+        await self._store_call(self._collect_placements)
 
     def _pending_keys(self) -> set[str]:
         """Of what ranks save now, whichever world they are in by then."""
@@ -102,12 +98,10 @@ class CheckpointManager:
     async def collect_garbage(self, finished: Finished) -> None:
         """Waits for the collection under way, then after a good end deletes what a crash left behind. Call it at the job's end,
         when no save is under way."""
-        if self._collection is not None:
-            await self._collection
+        await self._collection.finish()
         if finished.exit_code in (Exit.DONE, Exit.STOPPED):
             await self._store_call(self._store.collect_garbage)
             await self._store_call(self._collect_placements)
 
     def cancel_collection(self) -> None:
-        if self._collection is not None:
-            self._collection.cancel()
+        self._collection.cancel()

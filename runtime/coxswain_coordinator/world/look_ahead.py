@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from coxswain.config import MixConfig
@@ -15,6 +14,7 @@ from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.notifier import Topic
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.world.manager import WorldManager
+from coxswain_coordinator.world.side_task import SideTask
 
 
 class LookAhead:
@@ -24,12 +24,12 @@ class LookAhead:
         self._state, self._store_call, self._worlds = state, state.store_executor, worlds
         self._mixes, self._edits = mixes, edits
         self._late_plans = LatePlans(state.clock)
-        self._committing: asyncio.Task[None] | None = None  # beside the driver
+        self._commit_task = SideTask(lambda: state.notifier.notify(Topic.ANY))
 
     @property
     def is_busy(self) -> bool:
         """Whether a commit runs beside the driver."""
-        return self._committing is not None
+        return self._commit_task.is_busy
 
     async def offer(self, mix: MixConfig) -> None:
         """Records an edit of the mix: it counts from the first step that is not committed."""
@@ -43,19 +43,15 @@ class LookAhead:
         if self._worlds.solvers is None:
             await self._commit(session)
         else:
-            self._committing = asyncio.create_task(self._commit(session))
-            self._committing.add_done_callback(lambda _: self._state.notifier.notify(Topic.ANY))
+            self._commit_task.begin(self._commit(session))
         return True
 
     async def take_commit(self) -> None:
         """Takes a commit that has ended. Raises its error."""
-        if self._committing is not None and self._committing.done():
-            ended, self._committing = self._committing, None
-            await ended
+        await self._commit_task.take()
 
     def cancel_commit(self) -> None:
-        if self._committing is not None:
-            self._committing.cancel()
+        self._commit_task.cancel()
 
     @property
     def _ahead(self) -> int:

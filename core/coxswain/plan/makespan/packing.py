@@ -12,6 +12,7 @@ from coxswain.cost.model import Floats
 from coxswain.plan.problem import Problem
 
 Ints = NDArray[np.int64]
+ALIKE = 0.95  # times the length of a round's first sequence: bins of unequal speeds end shorter ones in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +47,44 @@ def fill_bins(problem: Problem, lengths: Ints, bins: Bins) -> Packing:
 
     A pack holds at most C tokens; a sequence goes into the first of the bin's packs that holds it.
     A round serves every bin that ends its next sequence before any ends a second one: what
-    one-by-one assignment does, but vectorised.
+    one-by-one assignment does, but vectorised. Where speeds differ its sequences are alike.
     """
-    cost = problem.cost.work_seconds(lengths)
+    cost, task = problem.cost.work_seconds(lengths), problem.cost.task
     speed, level = problem.speeds[bins.replica], bins.level.copy()
+    even = bool((speed == speed[0]).all())
+    like = 0 if even else ALIKE
+    ends = np.searchsorted(-lengths, -lengths * like, side="right")  # of rounds, by their first sequence
     room = np.full((bins.size, 4), problem.capacity)
     where, pack = np.empty_like(lengths), np.empty_like(lengths)
     done = 0
     while done < lengths.size:
-        chosen = _round(level, bins.limit, (cost[done] + problem.cost.task) / speed, lengths.size - done)
-        now = slice(done, done + chosen.size)
         room = _with_spare(room, problem.capacity)
+        opens = 0 if even else task * _needs_pack(room, int(lengths[done]), problem.capacity) / speed
+        seconds = (cost[done] + task if even else cost[done]) / speed
+        chosen = _round(level + opens, bins.limit, seconds, int(ends[done]) - done)
+        now = slice(done, done + chosen.size)
         at = (room[chosen] >= lengths[now, None]).argmax(axis=1)
         opened = room[chosen, at] == problem.capacity
         room[chosen, at] -= lengths[now]
-        level[chosen] += (cost[now] + problem.cost.task * opened) / speed[chosen]
+        level[chosen] += (cost[now] + task * opened) / speed[chosen]
         where[now], pack[now] = chosen, at
         done += chosen.size
     return Packing(where, pack, level)
 
 
-def _round(level: Floats, limit: Floats, seconds: Floats, most: int) -> Ints:
+def _needs_pack(room: Ints, length: int, capacity: int) -> NDArray[np.bool_]:
+    """Which bins begin a new pack for such a sequence: none of theirs holds it."""
+    holds: NDArray[np.bool_] = (room >= length) & (room < capacity)
+    return np.logical_not(holds.any(axis=1))
+
+
+def _round(start: Floats, limit: Floats, seconds: Floats, most: int) -> Ints:
     """Returns the bins that take the next sequences, the one that ends first in front.
 
-    Bins are compared by level and how much longer than the fastest one they take: equal speeds by level alone.
+    Bins are compared by start and how much longer than the fastest one they take: equal speeds by start alone.
     """
-    key = level + (seconds - seconds.min())
-    after = np.where(level + seconds > limit, np.inf, key + seconds)
+    key = start + (seconds - seconds.min())
+    after = np.where(start + seconds > limit, np.inf, key + seconds)
     chosen = np.flatnonzero((key < after.min()) & (after < np.inf))
     if not chosen.size:  # its seconds are too few to change the sum
         return np.array([after.argmin()])

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from coxswain.api.field_errors import FieldError
-from coxswain.api.load import MAX_BYTES, Document, load_documents
+from coxswain.api.load import MAX_BYTES, Document, load_documents, load_value
 from coxswain.api.validate import validate
 
 SOURCE = """\
@@ -143,6 +143,25 @@ def test_an_unquoted_rate_is_a_number_as_it_is_for_kubectl(tmp_path: Path) -> No
     assert document.manifest["x"] == numbers | {"date": "2026-11-21", "word": "None", "name": "3e", "port": "1e2e3"}
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("1:30 -1:30:00 1:30.5 0_1x 1e400x 2026-11-21 None =", str),
+        ("y Y yes YES on On true TRUE", True),
+        ("n N no NO off Off false FALSE", False),
+        ("8 +8 010 0o10 0b1000 0x8 0_8 08 8. 8.0 0.8e1 .8E+1 80e-1", 8),
+        ("-.5 -5e-1 -0.5", -0.5),
+        ("~ null NULL", None),
+    ],
+)
+def test_a_word_means_what_it_means_for_kubectl(words: str, value: Any) -> None:
+    """As sigs.k8s.io/yaml 1.6 printed them as JSON, in which 8.0 is 8."""
+    for word in words.split():
+        found = load_value(f"a: {word}")["a"]
+        assert found == (word if value is str else value), word
+        assert isinstance(found, bool) == isinstance(value, bool), word
+
+
 def test_an_unreadable_file_is_a_fault_and_the_others_are_read(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"\xff\xfe\xfa")
     (tmp_path / "large.yaml").write_text("#" * (MAX_BYTES + 1))
@@ -164,7 +183,7 @@ def test_a_file_may_have_three_million_bytes(tmp_path: Path) -> None:
 def test_a_document_may_have_just_so_many_values_with_shared_ones_counted_wherever_they_stand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, fits: bool
 ) -> None:
-    text = f"{SOURCE}x: &x [1, {{a: 2}}]\ny: [*x, *x]\n"
+    text = f"{SOURCE}x: &x [1, {{a: 2}}]\nz: [*x, *x]\n"
 
     def count(value: Any) -> int:
         members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -190,8 +209,8 @@ def test_nesting_without_end_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_alias_for_what_several_objects_share_is_welcome(tmp_path: Path) -> None:
-    (document,), faults = load(tmp_path, f"{SOURCE}x: &x [1]\ny: *x\n")
-    assert (document.manifest["y"], faults) == ([1], [])
+    (document,), faults = load(tmp_path, f"{SOURCE}x: &x [1]\nz: *x\n")
+    assert (document.manifest["z"], faults) == ([1], [])
 
 
 @pytest.mark.parametrize(

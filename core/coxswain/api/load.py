@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from coxswain.api.crd import schema_of
 from coxswain.api.field_errors import FieldError, similar
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME
+from coxswain.api.yaml_loader import YamlLoader
 from coxswain.names import API_VERSION
 from coxswain.uris import file_path, file_uri
 
@@ -47,30 +47,6 @@ class Document:
         return str(self.manifest["kind"]), str(metadata.get("namespace", "default")), str(metadata.get("name", ""))
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: no duplicate keys, no dates, and 3e-4 is a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
-            if key_node.value in seen:
-                problem = f"key {key_node.value!r} appears twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
 def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[FieldError]]:
     """All objects of the files, and every fault that keeps one from being an object of ours.
 
@@ -90,7 +66,7 @@ def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[FieldErr
 def load_value(text: str) -> Any:
     """One value of YAML. Raises yaml.YAMLError."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=YamlLoader)
     except (*_CONSTRUCTOR_ERRORS, RecursionError) as error:
         raise yaml.YAMLError(str(error)) from error
 
@@ -104,10 +80,17 @@ def _read(path: Path) -> Iterator[Document | FieldError]:
             return
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        yield FieldError("", f"cannot read the file: {reason}", way_out="name a readable YAML file", file=str(path))
+        reason, way_out = _unreadable(error)
+        yield FieldError("", f"cannot read the file: {reason}", way_out=way_out, file=str(path))
         return
     yield from _parse(path, text)
+
+
+def _unreadable(error: OSError | UnicodeDecodeError) -> tuple[str, str]:
+    """Why, and the way out."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text", "save it as UTF-8"
+    return str(error.strerror), "name a readable YAML file"
 
 
 def _bytes(path: Path) -> bytes:
@@ -122,7 +105,7 @@ def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
     """The documents up to the first that is not YAML: what follows it cannot be separated."""
     number = 0
     try:
-        for document in yaml.load_all(text, Loader=_Loader):
+        for document in yaml.load_all(text, Loader=YamlLoader):
             for value in _items(document):
                 number += 1
                 if value is not None:

@@ -35,12 +35,18 @@ def generation_of(call: Call) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def _begun_before(life: Incarnation) -> int:
+    """The first step that has not begun in the world of an earlier coordinator. The world behind it goes as far."""
+    session = life.run.session
+    return session.begun + 1 if session is not None and session.adopted else 0
+
+
 class Ledger:
     """Of all coordinators of a run, with what is wrong in their answers."""
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
-        self.stopped: dict[Incarnation, int] = {}  # the first step that has not begun when a stop arrives
+        self.stopped: dict[Incarnation, int] = {}  # the first step that has not begun when a stop arrives, as far as is known
         self._begun: dict[Incarnation, int] = {}  # the first step that has not begun
         self._directives: dict[tuple[Incarnation, int, int], tuple[str, bytes]] = {}
         self._heard: dict[str, Call] = {}  # the latest message by sender and path
@@ -51,7 +57,7 @@ class Ledger:
         if path == STEPS and answer.status == 200:
             self._agree(life, caller, call, answer)
         if path == STOP and taken:
-            self.stopped.setdefault(life, self._begun.get(life, 0))
+            self.stopped.setdefault(life, max(self._begun.get(life, 0), _begun_before(life)))
         if path in (*MESSAGES, STOP) and call.route[0] == "POST" and taken:
             self._repeat(life, caller, call, answer.status)
             self._send_stale(life)

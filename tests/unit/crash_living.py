@@ -123,6 +123,7 @@ class LivingWorker(Worker):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._mail.flush(step), None if directive.end == "Completed" else 10.0)
                 return 0 if directive.end == "Completed" else 3
+            self._mail.begin(step)
             await self._train_step(directive.plan)
             step += 1
 

@@ -15,6 +15,7 @@ from coxswain_link.http_client import AsyncClient, JobEnded
 from coxswain_link.outbox import Message, MessageLog
 
 REACH_DEADLINE = 0.25
+ATTEMPT = 10.0  # seconds in which a message is repeated before its coordinator counts as unreachable
 POLL = 5.0
 
 
@@ -31,6 +32,11 @@ class Outbox:
     def end(self) -> int | None:
         return self._log.end
 
+    def mark_unreachable(self) -> None:
+        """A heartbeat looks for a coordinator at once."""
+        self.reachable = False
+        self._new.set()
+
     def begin(self, step: int) -> None:
         self._beat = replace(self._beat, begun=step)
 
@@ -45,6 +51,8 @@ class Outbox:
             await asyncio.sleep(REACH_DEADLINE)
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        answered = loop.time()
         while self.fault is None:
             message = self._log.next()
             if message is None:
@@ -56,9 +64,9 @@ class Outbox:
             try:
                 received = await self._client.post(path, body, wire.Ack, generation=self._beat.generation)
                 self._log.acknowledge(message, received)
-                self.reachable = True
+                answered, self.reachable = loop.time(), True
             except Retryable:
-                self.reachable = False
+                self.reachable = self.reachable and loop.time() < answered + ATTEMPT
                 await asyncio.sleep(REACH_DEADLINE)
             except (Stale, JobEnded) as over:
                 self.fault = over

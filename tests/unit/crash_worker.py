@@ -182,7 +182,7 @@ class Worker:
             query = {"step": step, "wait": POLL}
             return await self._client.get("/v1/steps", wire.StepDirective, generation=self._world.generation, **query)
         except Retryable:
-            self._mail.reachable = False
+            self._mail.mark_unreachable()
             return None
 
     async def _step(self, plan: wire.StepPlan, state: State) -> State:

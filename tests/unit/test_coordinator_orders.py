@@ -75,6 +75,9 @@ SAVED_TWICE = [
     Rule("/v1/saved", "worker-2", 0, Trouble(1.0), 9),
 ]
 
+UNHEARD = [Rule("/v1/rendezvous", "worker-0", 0, Trouble(lost="message"), 2)]
+ALONE = [Rule("/v1/steps", "worker-2", 3, Trouble(lost="any"))]
+
 
 def order(event: tuple[float, str]) -> Order:
     at, what = event
@@ -128,6 +131,7 @@ def check_stopped(end: End) -> None:
 @example(HELD, [], 2.0)
 @example(HELD, [(1.9, "another layout")], 2.0)
 @example(SAVED_TWICE, [(2.5, "another layout")], 4.0)
+@example(UNHEARD, [], 0.25)
 def test_messages_in_any_order_cost_no_step_and_no_worker_also_at_a_change_or_a_stop(
     calm, tmp_path_factory, found, events, stop
 ):
@@ -146,6 +150,7 @@ def test_messages_in_any_order_cost_no_step_and_no_worker_also_at_a_change_or_a_
 @given(troubles(HARMFUL), st.lists(EVENTS, max_size=3, unique_by=lambda event: event[0]), st.none() | TIMES)
 @example(SAVED_TWICE, [(2.0, "worker-1")], None)
 @example(HELD, [(1.5, "worker-0")], 2.5)
+@example(ALONE, [(0.25, "trainer-0"), (2.0, "trainer-2"), (3.5, "coordinator")], 1.9375)
 def test_losses_and_decisions_in_any_order_of_messages_lead_to_the_same_steps(
     calm, tmp_path_factory, found, events, stop
 ):

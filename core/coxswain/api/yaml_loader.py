@@ -7,7 +7,7 @@ words that PyYAML takes for strings.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -29,8 +29,8 @@ _WORDS = {
 class YamlLoader(yaml.SafeLoader):
     """Refuses keys that appear twice."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-    bool_values = {**yaml.SafeLoader.bool_values, **_TRUTHS}
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+    bool_values: ClassVar[dict[str, bool]] = {**yaml.SafeLoader.bool_values, **_TRUTHS}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()

@@ -7,7 +7,7 @@ words that PyYAML takes for strings.
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -29,9 +29,6 @@ _WORDS = {
 class YamlLoader(yaml.SafeLoader):
     """Refuses keys that appear twice."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
-    bool_values: ClassVar[dict[str, bool]] = {**yaml.SafeLoader.bool_values, **_TRUTHS}
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
@@ -44,5 +41,7 @@ class YamlLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+YamlLoader.bool_values = {**yaml.SafeLoader.bool_values, **_TRUTHS}
+YamlLoader.yaml_implicit_resolvers = {}
 for _kind, (_first, _words) in _WORDS.items():
     YamlLoader.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_words})$"), list(_first))

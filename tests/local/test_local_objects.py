@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -130,8 +131,9 @@ async def test_a_broken_object_file_is_refused_by_name(tmp_path):
 
 
 async def test_a_second_cluster_in_the_same_workdir_is_refused(tmp_path):
+    (tmp_path / "cluster.lock").write_text("4194304123\n")  # a longer number, of an earlier run
     async with LocalCluster(tmp_path):
-        with pytest.raises(Refused, match="in use by another run"):
+        with pytest.raises(Refused, match=rf"in use by another run \(process {os.getpid()}\); wait for it"):
             async with LocalCluster(tmp_path, lock_seconds=0.1):
                 pass
 
@@ -172,6 +174,31 @@ async def test_a_deletion_that_a_kill_interrupted_is_finished_at_the_next_start(
     async with LocalCluster(tmp_path) as cluster:
         assert [j["metadata"]["name"] for j in await cluster.list("TrainingJob", "default")] == ["other"]
         assert await cluster.list("ConfigMap", "default") == []
+
+
+async def test_a_deletion_that_is_under_way_at_the_close_ends_before_it_with_all_that_is_owned(tmp_path):
+    """Behind the close another run may hold the work directory."""
+    async with LocalCluster(tmp_path) as cluster:
+        chain = [await cluster.create(job())]
+        for number in range(5):
+            owners = [{"uid": chain[-1]["metadata"]["uid"]}]
+            chain.append(await cluster.create(job(f"owned-{number}", ownerReferences=owners)))
+        paths = [cluster.path_of(manifest) for manifest in chain]
+        await cluster.delete("TrainingJob", "default", "j")
+        assert all(path.exists() for path in paths)
+    assert not any(path.exists() for path in paths)
+
+
+async def test_the_key_of_tokens_is_made_once_and_is_its_owners_alone(tmp_path):
+    found, path = set(), tmp_path / "cluster" / "token.key"
+    for _ in range(2):
+        async with LocalCluster(tmp_path) as cluster:
+            cluster.token_keys()
+            found.add(path.read_bytes())
+            cluster.token_keys()
+            found.add(path.read_bytes())
+    assert len(found) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_path_that_cannot_be_a_work_directory_is_refused(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import inf, nan
 from typing import Any, cast
 
 import pytest
@@ -326,14 +327,27 @@ def cut_off_from(server: Server, identity: str) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("lease", "renew", "retry"), [(10, 10, 2), (15, 2, 2), (15, 10, 0), (15, 10, -1), (9, 10, 2), (15, 1, 2)]
+    ("lease", "renew", "retry"),
+    [
+        (10, 10, 2),
+        (15, 2, 2),
+        (15, 10, 0),
+        (15, 10, -1),
+        (9, 10, 2),
+        (15, 1, 2),
+        (3601, 10, 2),
+        (inf, 10, 2),
+        (15, nan, 2),
+    ],
 )
 def test_times_of_a_lease_that_leave_no_margin_are_refused(lease: float, renew: float, retry: float) -> None:
     with pytest.raises(Refused, match="each must be longer than the next"):
         Timing(lease, renew, retry)
 
 
-async def test_a_lease_of_less_than_half_a_second_is_written_as_one_second() -> None:
+@pytest.mark.parametrize(("lease", "written"), [(0.4, 1), (15.0, 15), (15.4, 16), (3600, 3600)])
+async def test_a_lease_is_written_in_whole_seconds_and_never_as_shorter_than_it_is(lease: float, written: int) -> None:
+    """A candidate that waits for fewer seconds could begin while this holder still acts."""
     server = Server()
-    await candidate(server, timing=Timing(0.4, 0.3, 0.2)).acquire()
-    assert server.spec["leaseDurationSeconds"] == 1
+    await candidate(server, timing=Timing(lease, lease - 0.1, 0.2)).acquire()
+    assert server.spec["leaseDurationSeconds"] == written

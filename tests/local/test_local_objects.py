@@ -220,3 +220,24 @@ async def test_a_full_disk_delays_a_pods_status_and_loses_nothing(cluster, monke
     monkeypatch.setattr(objects, "write_atomically", fail_once)
     assert (await run_to_end(cluster, pod(container("pass"))))["phase"] == "Succeeded"
     assert not full
+
+
+async def test_a_status_that_a_full_disk_delays_is_given_up_with_its_pod(cluster, monkeypatch):
+    loop, failed, problems = asyncio.get_running_loop(), asyncio.Event(), []
+    write, now = objects.write_atomically, loop.time
+
+    def fail(path, content, mode=0o600):
+        if b"Succeeded" in content and b"deletionTimestamp" not in content:
+            failed.set()
+            raise OSError(28, "No space left on device")
+        write(path, content, mode)
+
+    loop.set_exception_handler(lambda loop, context: problems.append(context))
+    monkeypatch.setattr(objects, "write_atomically", fail)
+    await cluster.create(pod(container("pass")))
+    await failed.wait()
+    await cluster.delete("Pod", "default", "p")
+    await until_gone(cluster)
+    monkeypatch.setattr(loop, "time", lambda: now() + 60)  # the next attempt is due
+    await asyncio.sleep(0.01)
+    assert problems == []

@@ -46,9 +46,7 @@ def validate_command(
     else:
         print(f"{_count(len(documents), 'object')} in {_count(len(files), 'file')}: no faults")
         for absent in missing(documents):
-            print(
-                f"note: {absent.path}: {absent.message} in these files; `cox run` needs it there, a cluster may have it"
-            )
+            print(f"note: {absent.text}")
         for _, job in resolved_jobs(documents):
             if note := memory_note(job):
                 print(f"note: TrainingJob {job.name}: predicted memory: {note}")

@@ -227,4 +227,5 @@ def _connection_info(access: Access) -> kopf.ConnectionInfo:
         token=token or None,
         certificate_path=access.certificate,
         private_key_path=access.key,
+        proxy_url=access.proxy,
     )

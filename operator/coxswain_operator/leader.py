@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -18,6 +19,8 @@ from coxswain_operator.views import Manifest
 
 log = logging.getLogger(__name__)
 
+LONGEST_SECONDS = 3600  # as the chart's schema
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -28,9 +31,9 @@ class Timing:
     retry: float = 2.0
 
     def __post_init__(self) -> None:
-        if not self.lease > self.renew > self.retry > 0:
+        if not LONGEST_SECONDS >= self.lease > self.renew > self.retry > 0:
             found = f"lease {self.lease}, renew {self.renew}, retry {self.retry}"
-            rule = "each must be longer than the next, and all above 0"
+            rule = f"each must be longer than the next, and all above 0 and at most {LONGEST_SECONDS}"
             raise Refused("InvalidLeaseTiming", f"{found}: {rule}; the usual values are 15, 10 and 2")
 
 
@@ -118,7 +121,8 @@ class Leader:
 
     def _renewed(self, lease: Manifest, transition: bool) -> Manifest:
         spec = {**lease.get("spec", {}), "holderIdentity": self._identity, "renewTime": _now()}
-        spec["leaseDurationSeconds"] = max(1, round(self._timing.lease))
+        # Whole seconds, never fewer than the lease: a candidate that waits for less could begin before this holder has stopped.
+        spec["leaseDurationSeconds"] = math.ceil(self._timing.lease)
         if transition:
             spec |= {"acquireTime": _now(), "leaseTransitions": int(spec.get("leaseTransitions", 0)) + 1}
         return {**lease, "spec": spec}

@@ -71,7 +71,7 @@ def main(
     retry_seconds: Annotated[float, typer.Option(help="Between two attempts.")] = 2,
     identity: Annotated[str, typer.Option(help="As the Lease's holder; must be of one process. Default: random.")] = "",
     host: Annotated[str, typer.Option(help="Of /healthz, /readyz and /metrics. Default: every address.")] = "",
-    port: Annotated[int, typer.Option(help="0: the kernel's choice.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: the kernel's choice.")] = 8080,
     data_image: Annotated[str, typer.Option(help="Coordinator, loaders, constructors.")] = _DEFAULTS.data_image,
     train_image: Annotated[str, typer.Option(help="Trainers that name no image.")] = _DEFAULTS.train_image,
     pull_policy: Annotated[str, typer.Option(help="imagePullPolicy of both.")] = _DEFAULTS.pull_policy,
@@ -83,7 +83,7 @@ def main(
         str, typer.Option(help="What templates may set: the chart's podTemplates as JSON.")
     ] = "{}",
     quarantine: Annotated[bool, typer.Option(help="Read NodeQuarantines, and make them for jobs that ask.")] = False,
-    quarantine_limit: Annotated[int, typer.Option(help="Nodes that it quarantines itself, at a time.")] = 1,
+    quarantine_limit: Annotated[int, typer.Option(min=0, help="Nodes that it quarantines itself, at a time.")] = 1,
 ) -> None:
     """Runs the operator."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -140,7 +140,28 @@ _STREAM = "create another job: the change gives another stream"
 _BATCH = {"tokensPerStep": 512, "maxSequenceTokens": 64}
 _OPTIMIZER = {"learningRate": "3e-4"}
 
+_URIS = {
+    "DataSource": ("spec.uri", "spec.tokenizer.file.uri"), "ParallelismPolicy": ("spec.profile.uri",),
+    "TrainingJob": ("spec.checkpoint.uri", "spec.model.initFrom.uri", "spec.parallelism.profile.uri"),
+}  # fmt: skip
+
+
+def _uri_cases() -> list[Case]:
+    """A key of S3 may have a literal %00; a path may not, at any place of a uri."""
+    message = "%00 stands for a NUL, which no path holds; remove it, or write a % as %25"
+    fields = [(kind, field) for kind, of_kind in _URIS.items() for field in of_kind]
+    alone = {"spec.tokenizer.file.uri": {"spec.tokenizer.bytes": REMOVED}}
+    return [
+        Case(
+            "uri-encoded-nul", kind, {**alone.get(field, {}), field: "s3://b/a%00"},
+            {**alone.get(field, {}), field: "file:///a%00"}, field, message,
+        )
+        for kind, field in fields
+    ]  # fmt: skip
+
+
 CASES: list[Case] = [
+    *_uri_cases(),
     # DataSource
     Case(
         "tokenizer-one-of", "DataSource", {"spec.tokenizer": _FILE}, {"spec.tokenizer": {}}, "spec.tokenizer",

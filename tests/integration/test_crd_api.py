@@ -58,6 +58,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any], str]] = {
     "too long a string": ("DataSource", {"spec.include": "x" * 257}, "spec.include"),
     "an empty list": ("DataMix", {"spec.sources": []}, "spec.sources"),
     "a foreign uri": ("DataSource", {"spec.uri": "gs://corpus"}, "spec.uri"),
+    "a uri without a bucket": ("DataSource", {"spec.uri": "s3:///code"}, "spec.uri"),
+    "a uri without a claim": ("TrainingJob", {"spec.checkpoint.uri": "pvc:///runs"}, "spec.checkpoint.uri"),
+    "a NUL in a path": ("DataSource", {"spec.uri": "file:///a\0b"}, "spec.uri"),
     "a relative uri": ("DataSource", {"spec.uri": "file:./corpus"}, "spec.uri"),
     "null without a default": ("TrainingJob", {"spec.batch": None}, "spec.batch"),
     "two items of a name": (

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -130,8 +131,9 @@ async def test_a_broken_object_file_is_refused_by_name(tmp_path):
 
 
 async def test_a_second_cluster_in_the_same_workdir_is_refused(tmp_path):
+    (tmp_path / "cluster.lock").write_text("4194304123\n")  # a longer number, of an earlier run
     async with LocalCluster(tmp_path):
-        with pytest.raises(Refused, match="in use by another run"):
+        with pytest.raises(Refused, match=rf"in use by another run \(process {os.getpid()}\); wait for it"):
             async with LocalCluster(tmp_path, lock_seconds=0.1):
                 pass
 
@@ -174,6 +176,31 @@ async def test_a_deletion_that_a_kill_interrupted_is_finished_at_the_next_start(
         assert await cluster.list("ConfigMap", "default") == []
 
 
+async def test_a_deletion_that_is_under_way_at_the_close_ends_before_it_with_all_that_is_owned(tmp_path):
+    """Behind the close another run may hold the work directory."""
+    async with LocalCluster(tmp_path) as cluster:
+        chain = [await cluster.create(job())]
+        for number in range(5):
+            owners = [{"uid": chain[-1]["metadata"]["uid"]}]
+            chain.append(await cluster.create(job(f"owned-{number}", ownerReferences=owners)))
+        paths = [cluster.path_of(manifest) for manifest in chain]
+        await cluster.delete("TrainingJob", "default", "j")
+        assert all(path.exists() for path in paths)
+    assert not any(path.exists() for path in paths)
+
+
+async def test_the_key_of_tokens_is_made_once_and_is_its_owners_alone(tmp_path):
+    found, path = set(), tmp_path / "cluster" / "token.key"
+    for _ in range(2):
+        async with LocalCluster(tmp_path) as cluster:
+            cluster.token_keys()
+            found.add(path.read_bytes())
+            cluster.token_keys()
+            found.add(path.read_bytes())
+    assert len(found) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 async def test_a_path_that_cannot_be_a_work_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
@@ -193,3 +220,24 @@ async def test_a_full_disk_delays_a_pods_status_and_loses_nothing(cluster, monke
     monkeypatch.setattr(objects, "write_atomically", fail_once)
     assert (await run_to_end(cluster, pod(container("pass"))))["phase"] == "Succeeded"
     assert not full
+
+
+async def test_a_status_that_a_full_disk_delays_is_given_up_with_its_pod(cluster, monkeypatch):
+    loop, failed, problems = asyncio.get_running_loop(), asyncio.Event(), []
+    write, now = objects.write_atomically, loop.time
+
+    def fail(path, content, mode=0o600):
+        if b"Succeeded" in content and b"deletionTimestamp" not in content:
+            failed.set()
+            raise OSError(28, "No space left on device")
+        write(path, content, mode)
+
+    loop.set_exception_handler(lambda loop, context: problems.append(context))
+    monkeypatch.setattr(objects, "write_atomically", fail)
+    await cluster.create(pod(container("pass")))
+    await failed.wait()
+    await cluster.delete("Pod", "default", "p")
+    await until_gone(cluster)
+    monkeypatch.setattr(loop, "time", lambda: now() + 60)  # the next attempt is due
+    await asyncio.sleep(0.01)
+    assert problems == []

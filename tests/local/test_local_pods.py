@@ -230,6 +230,17 @@ async def test_a_pod_that_was_running_is_found_lost_after_a_restart(tmp_path):
     assert terminated(status)["exitCode"] == 137
 
 
+async def test_a_container_that_had_ended_keeps_its_end_in_a_pod_that_is_lost(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.create(pod(container("exit(3)"), container(SLEEP, "other")))
+        await until(
+            cluster, lambda p: "terminated" in p["status"].get("containerStatuses", [{"state": ()}])[0]["state"]
+        )
+    async with LocalCluster(tmp_path) as cluster:
+        status = (await cluster.list("Pod", "default"))[0]["status"]
+    assert [terminated(status, index)["exitCode"] for index in (0, 1)] == [3, 137]
+
+
 async def test_a_pod_that_needs_kubernetes_is_refused_with_the_reason(cluster):
     with pytest.raises(Refused, match="restartPolicy must be Never"):
         await cluster.create(pod(container("pass"), restartPolicy="OnFailure"))

@@ -9,7 +9,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from coxswain.exits import Exit
 from coxswain.names import host_port
 from coxswain_link.metrics import MetricsRegistry
 from coxswain_operator.health import HealthStatus, LoopLag, serve_health
@@ -73,6 +76,15 @@ async def test_a_pod_with_an_address_of_either_family_answers_its_probes(place: 
     async with aiohttp.ClientSession() as http, http.get(url) as answer:
         assert answer.status == 200
     await runner.cleanup()
+
+
+@pytest.mark.parametrize(("option", "value"), [("--port", "65536"), ("--port", "-1"), ("--quarantine-limit", "-1")])
+def test_an_option_out_of_its_bounds_is_refused_by_its_name_before_anything_starts(option: str, value: str) -> None:
+    app = typer.Typer()
+    app.command()(main)
+    result = CliRunner().invoke(app, [f"{option}={value}", "--kubeconfig=/nowhere"])
+    assert result.exit_code == Exit.USER_FAULT
+    assert option in result.stderr and "equal to" in result.stderr
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import inf, nan
 from typing import Any, cast
 
 import pytest
@@ -45,9 +46,9 @@ class Server:
     def _apply(self, method: str, body: Any) -> Any:
         if method == "POST" and self.lease is not None:
             raise AlreadyExists("the Lease")
-        if method == "GET" and self.lease is None:
+        if method != "POST" and self.lease is None:
             raise NotFound("no Lease")
-        if method == "PUT" and (self.lease is None or body["metadata"] != self.lease["metadata"]):
+        if method == "PUT" and self.lease is not None and body["metadata"] != self.lease["metadata"]:
             raise Conflict("another version")
         if method != "GET":
             self.store(body)
@@ -293,10 +294,11 @@ async def test_a_holder_whose_renewals_are_overtaken_looks_again_and_stays() -> 
 async def test_a_deleted_lease_is_created_again_by_its_holder() -> None:
     server = Server()
     leader = await acquired(server)
-    server.lease = None
     async with holding(leader) as task:
-        await asyncio.sleep(1.0)
-        assert not task.done() and server.spec["holderIdentity"] == "a"
+        for _ in range(3):  # seen missing by a look, and by a write
+            server.lease = None
+            await asyncio.sleep(RETRY + 1.0)
+            assert not task.done() and server.spec["holderIdentity"] == "a"
 
 
 @pytest.mark.parametrize("outage", [0.0, 0.5, 1.9])
@@ -326,14 +328,27 @@ def cut_off_from(server: Server, identity: str) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("lease", "renew", "retry"), [(10, 10, 2), (15, 2, 2), (15, 10, 0), (15, 10, -1), (9, 10, 2), (15, 1, 2)]
+    ("lease", "renew", "retry"),
+    [
+        (10, 10, 2),
+        (15, 2, 2),
+        (15, 10, 0),
+        (15, 10, -1),
+        (9, 10, 2),
+        (15, 1, 2),
+        (3601, 10, 2),
+        (inf, 10, 2),
+        (15, nan, 2),
+    ],
 )
 def test_times_of_a_lease_that_leave_no_margin_are_refused(lease: float, renew: float, retry: float) -> None:
     with pytest.raises(Refused, match="each must be longer than the next"):
         Timing(lease, renew, retry)
 
 
-async def test_a_lease_of_less_than_half_a_second_is_written_as_one_second() -> None:
+@pytest.mark.parametrize(("lease", "written"), [(0.4, 1), (15.0, 15), (15.4, 16), (3600, 3600)])
+async def test_a_lease_is_written_in_whole_seconds_and_never_as_shorter_than_it_is(lease: float, written: int) -> None:
+    """A candidate that waits for fewer seconds could begin while this holder still acts."""
     server = Server()
-    await candidate(server, timing=Timing(0.4, 0.3, 0.2)).acquire()
-    assert server.spec["leaseDurationSeconds"] == 1
+    await candidate(server, timing=Timing(lease, lease - 0.1, 0.2)).acquire()
+    assert server.spec["leaseDurationSeconds"] == written

@@ -133,3 +133,16 @@ async def test_a_batch_says_whether_its_time_was_up_before_its_last_call() -> No
     whole, cut = SlowStartBatch(calls(Server(), 5), 4), SlowStartBatch(calls(Server(), 5), 4, seconds=0.0)
     assert await whole.run() and await cut.run()
     assert (whole.is_done, cut.is_done) == (True, False)
+
+
+async def test_a_batch_that_is_cut_in_its_middle_is_not_done_and_begins_no_further_call() -> None:
+    begun = []
+
+    async def slow() -> bool:
+        begun.append(slow)
+        await asyncio.sleep(1)
+        return True
+
+    batch = SlowStartBatch([slow] * 9, at_once=1, seconds=2.5)
+    assert await batch.run()
+    assert (len(begun), batch.is_done) == (3, False)

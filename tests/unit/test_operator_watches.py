@@ -6,8 +6,8 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,6 +19,7 @@ from coxswain_operator import kopf_watches
 from coxswain_operator.cluster import Denied, WatchEvent
 from coxswain_operator.kopf_watches import run_watches
 from coxswain_operator.kubernetes import KubernetesCluster
+from coxswain_operator.kubernetes.access import Access
 from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.views import Manifest
@@ -26,9 +27,7 @@ from coxswain_operator.workqueue import Key
 
 pytestmark = pytest.mark.looptime(start=1000)
 
-ACCESS = SimpleNamespace(
-    url="https://api", ca="ca.crt", verify=True, certificate=None, key=None, authorization=lambda: "Bearer secret"
-)
+ACCESS = Access("https://api", "ca.crt", authorization=lambda: "Bearer secret")
 
 
 def manifest(kind: str, name: str, namespace: str = "lab", **labels: str) -> Manifest:
@@ -150,7 +149,11 @@ async def test_a_watch_of_pods_that_ends_ends_the_operator(monkeypatch: pytest.M
     ("lasts", "pauses"), [(0.0, [1.0, 2.0, 4.0, 8.0, 15.0, 15.0]), (14.0, [1.0, 2.0]), (15.0, [0.5, 0.5, 0.5])]
 )
 async def test_kopf_is_started_again_after_a_growing_pause_until_sigterm_ends_it(
-    monkeypatch: pytest.MonkeyPatch, lasts: float, pauses: list[float], fails: bool
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    lasts: float,
+    pauses: list[float],
+    fails: bool,
 ) -> None:
     drawn: list[float] = []
 
@@ -172,6 +175,7 @@ async def test_kopf_is_started_again_after_a_growing_pause_until_sigterm_ends_it
     began = asyncio.get_running_loop().time()
     await watched(monkeypatch, Watched(), kopf)
     assert drawn == pauses
+    assert caplog.text.count("restarting its watches") == 1  # a warning: the same end is said once
     assert asyncio.get_running_loop().time() - began < 300, "the signal did not end it"
 
 
@@ -334,9 +338,19 @@ def test_kopf_goes_on_asking_and_leaves_scanning_peering_and_events_alone() -> N
 
 @pytest.mark.parametrize(("header", "scheme", "token"), [("Bearer secret", "Bearer", "secret"), ("", None, None)])
 async def test_kopf_connects_with_the_operators_own_rights(header: str, scheme: str | None, token: str | None) -> None:
-    access = SimpleNamespace(**{**vars(ACCESS), "authorization": lambda: header, "certificate": "c", "key": "k"})
+    access = replace(ACCESS, authorization=lambda: header, certificate="c", key="k")
     registry = kopf_watches._registry(Watched(), access, lambda key: None)  # type: ignore[arg-type]
     (log_in,) = registry._activities._handlers
     info: Any = await log_in.fn()
     assert (info.server, info.ca_path, info.insecure) == ("https://api", "ca.crt", False)
     assert (info.scheme, info.token, info.certificate_path, info.private_key_path) == (scheme, token, "c", "k")
+
+
+@pytest.mark.parametrize(("proxy", "verify"), [(None, True), ("http://proxy:3128", False)])
+async def test_kopf_reaches_the_server_in_the_way_of_the_operators_own_requests(
+    proxy: str | None, verify: bool
+) -> None:
+    access = replace(ACCESS, verify=verify, proxy=proxy)
+    (log_in,) = kopf_watches._registry(Watched(), access, lambda key: None)._activities._handlers  # type: ignore[arg-type]
+    info: Any = await log_in.fn()
+    assert (info.proxy_url, info.insecure) == (proxy, not verify)

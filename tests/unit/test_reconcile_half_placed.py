@@ -85,6 +85,7 @@ def lacks_node(pod: PodView, created: float = NOW - 1500, reason: str = "Unsched
 HELD = tuple(replace(p, node="n") for p in (COORDINATOR, LOADER))
 FIRST, SECOND = replace(TRAINER, name="demo-trainer-0-0", index=0, node="n"), TRAINER
 HALF = (*HELD, FIRST, lacks_node(SECOND))
+STARTING = tuple(replace(p, ready=False) for p in (*HELD, FIRST))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,7 @@ HALF = (*HELD, FIRST, lacks_node(SECOND))
     [
         (HALF, {}, None, True),
         (HALF, {}, report("Indexing", 0), True),
+        ((*STARTING, lacks_node(SECOND)), {}, None, True),  # a pod holds its node before it is ready
         (HALF, {}, report("Running", 10), False),  # it trains, whatever it lacks
         ((*HELD, FIRST, lacks_node(SECOND, NOW - 899)), {}, None, False),
         ((*HELD, FIRST, lacks_node(SECOND, reason="SchedulingGated")), {}, None, False),

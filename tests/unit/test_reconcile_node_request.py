@@ -41,17 +41,18 @@ async def test_moving_a_trainer_and_keeping_it_are_warnings() -> None:
         assert [e.warning for e in world.events if e.reason == reason] == [True]
 
 
-async def test_a_pod_that_has_ended_takes_no_room_on_the_other_node() -> None:
+@pytest.mark.parametrize(("phase", "leaves"), [("Failed", True), ("Running", False)])
+async def test_a_former_pod_takes_room_on_the_other_node_until_it_has_ended(phase: str, leaves: bool) -> None:
     template = {"spec": {"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "2"}}}]}}
     world = await asking(trainers={"count": 2, "template": template})
     node(world, "spare", cpu="3")
     former = copied(world.pod("trainer-0") or {})
     former["metadata"] |= {"name": "former", "uid": "f", "deletionTimestamp": stamp(world.now), "finalizers": ["a/b"]}
     former["metadata"]["labels"][LABEL_INCARNATION] = "7"
-    former["spec"]["nodeName"], former["status"]["phase"] = "spare", "Failed"
+    former["spec"]["nodeName"], former["status"]["phase"] = "spare", phase
     world.objects["Pod", "former"] = former
     await passes(world, 3)
-    assert quarantined(world) == [SLOW.node]
+    assert quarantined(world) == [SLOW.node] * leaves
 
 
 async def test_a_long_reason_is_cut_to_what_the_status_can_hold() -> None:

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coxswain.api.load import load_documents
+from coxswain.api.validate import check
 from coxswain.names import API_VERSION
 from coxswain.uris import bucket_and_prefix, file_path, file_uri, folder_and_key
 from coxswain_link.store import open_store
+from tests.api_samples import sample
 
 NAMES = ["my proj", "Über ñ 文", "100%", "a%20b", "x#y", "what?", "a+b&c=d;e", "quote'\"s", "%", "~home", "[1]*"]
 
@@ -44,6 +46,22 @@ def test_a_relative_uri_is_of_the_folder_of_its_file_in_whatever_folder_that_is(
     assert not faults
     found = documents[0].manifest["spec"]["uri"]
     assert (file_path(found), found[-1]) == (tmp_path / here / "plain sp", "/")
+
+
+@pytest.mark.parametrize(
+    ("uri", "right"),
+    [
+        ("s3://", False), ("s3:///x", False), ("s3://my corpus/x", False), ("s3://ü/x", False), ("s3://b\n", False),
+        ("s3://b", True), ("s3://arn:aws_1.x-y/a b\nc", True), ("s3://b/a\0", False), ("gs://b/x", False),
+        ("pvc://", False), ("pvc:///x", False), ("pvc://Claim/x", False), ("pvc://c-/x", False), ("pvc://c", True),
+        ("pvc://c.d/x", True), ("pvc://c/a\0b", False), ("pvc://c/a%00b", False),
+        ("file:///", True), ("file:///a\nb", True), ("file:///a\0b", False), ("file:///a%00b", False), ("file:///a%2500", True),
+    ],
+)  # fmt: skip
+def test_a_uri_that_no_run_can_open_is_a_fault_of_its_field(uri, right):
+    found = check(sample("DataSource", {"spec.uri": uri}))
+    assert [fault.path for fault in found] == ([] if right else ["spec.uri"])
+    assert all("write it in the allowed form" in fault.text or "%25" in fault.text for fault in found)
 
 
 def test_an_object_has_a_folder_and_a_key_and_only_a_files_key_is_decoded():

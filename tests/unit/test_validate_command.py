@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from coxswain.api.crd import crds
+from coxswain.api.jobfiles import load_run
 from coxswain.api.parallelism import HybridData, ParallelismPolicySpec
 from coxswain.cost.constants import SHIPPED
 from coxswain.plan.planners import BALANCES
@@ -132,11 +133,17 @@ def test_cox_crds_prints_what_kubectl_can_apply() -> None:
 
 
 @pytest.mark.parametrize("kind", ["DataSource", "DataMix", "ParallelismPolicy"])
-@pytest.mark.parametrize("name", ["", "dócs", "Docs_X", "a" * 254, "-a", "a-"])
+@pytest.mark.parametrize("name", ["dócs", "Docs_X", "a" * 254, "-a", "a-"])
 def test_a_name_that_no_cluster_takes_is_a_fault(tmp_path: Path, kind: str, name: str) -> None:
     (fault,) = faults(tmp_path, sample(kind, {"metadata.name": name}))
     assert fault["path"] == "metadata.name"
     assert fault["allowed"] == "lower-case letters, digits, - and ., at most 253"
+
+
+@pytest.mark.parametrize("kind", ["DataSource", "DataMix", "ParallelismPolicy", "TrainingJob"])
+def test_an_empty_name_is_one_fault_that_says_so(tmp_path: Path, kind: str) -> None:
+    (fault,) = faults(tmp_path, sample(kind, {"metadata.name": ""}))
+    assert (fault["message"], fault["way_out"]) == ("required, but empty", "give the object a name")
 
 
 @pytest.mark.parametrize("kind", ["DataSource", "TrainingJob"])
@@ -176,3 +183,13 @@ def test_an_object_that_is_in_none_of_the_files_is_a_note_and_no_fault(tmp_path:
     assert result.exit_code == 0
     assert "note: DataMix/" in result.stdout
     assert "does not exist in these files; `cox run` needs it there, a cluster may have it" in result.stdout
+
+
+def test_an_object_of_another_namespace_is_a_note_that_says_what_a_run_and_a_cluster_do_with_it(tmp_path: Path) -> None:
+    others = (sample("DataSource", {"metadata.namespace": "shared"}), sample("DataMix"))
+    result = run(tmp_path, *others, sample("TrainingJob"))
+    assert (
+        "note: DataMix/mix spec.sources[0].sourceRef.name: DataSource 'code' does not exist in the job's namespace; "
+        "`cox run` takes that of shared, a cluster needs it in the job's\n" in result.stdout
+    )
+    assert load_run([tmp_path / "job.yaml"])  # takes it, as the note says

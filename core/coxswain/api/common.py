@@ -40,7 +40,8 @@ ATOMIC: Any = {"x-kubernetes-list-type": "atomic"}
 NAME_LENGTH = 253  # characters of an object's name
 _LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SUBDOMAIN = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
-_URI = r"^(s3://|file:///|pvc://)"
+# Buckets as coxswain_link's check of them, claims as Kubernetes names them; no path holds a NUL.
+_URI = r"^(s3://[A-Za-z0-9._:-]+(/[^\x00]*)?|file:///[^\x00]*|pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?(/[^\x00]*)?)$"
 _URL = r"^(https?://[!-~]+)?$"
 _DECIMAL = r"^[0-9]{1,15}(\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?$"
 _PREFIXED = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
@@ -56,7 +57,8 @@ PATTERNS = {
     _PREFIXED: "PREFIX/NAME, such as example.org/training",
     _LABEL: "lower-case letters, digits and -",
     SUBDOMAIN: "lower-case letters, digits, - and .",
-    _URI: "s3://bucket/path, file:///path or pvc://claim/path",
+    _URI: "s3://bucket/path, file:///path or pvc://claim/path; a bucket has letters, digits and . _ : -, "
+    "a claim lower-case letters, digits, - and ., a path no NUL",
     _URL: "http:// or https:// and a host, in ASCII without spaces",
     FOLDER: "an absolute path",
     DATE_TIME: "a time such as 2026-01-31T12:00:00Z",

@@ -29,6 +29,8 @@ def _name(kind: str, name: Any) -> list[FieldError]:
         return [FieldError("metadata.name", "required, but missing", way_out="give the object a name")]
     if not isinstance(name, str):
         return [_not_string("metadata.name", name)]
+    if not name:
+        return [FieldError("metadata.name", "required, but empty", way_out="give the object a name")]
     if kind == "TrainingJob" or (len(name) <= NAME_LENGTH and re.fullmatch(SUBDOMAIN, name)):
         return []
     allowed = f"{PATTERNS[SUBDOMAIN]}, at most {NAME_LENGTH}"

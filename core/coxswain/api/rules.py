@@ -122,6 +122,18 @@ MIX_RULES: Final[tuple[Rule, ...]] = (
     ),
 )  # fmt: skip
 
+_URIS = (
+    "DataSource:spec", "DataSource:spec.tokenizer.file", "ParallelismPolicy:spec.profile",
+    *(f"{_JOB}.{field}" for field in ("checkpoint", "model.initFrom", "parallelism.profile")),
+)  # fmt: skip
+
+URI_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "uri-encoded-nul", _URIS, "self.uri.startsWith('s3://') || !self.uri.contains('%00')",
+        "%00 stands for a NUL, which no path holds", "remove it, or write a % as %25", field=".uri",
+    ),
+)  # fmt: skip
+
 SOURCE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "tokenizer-one-of", ("DataSource:spec.tokenizer",), "has(self.bytes) != has(self.file)",
@@ -391,4 +403,4 @@ QUARANTINE_RULES: Final[tuple[Rule, ...]] = (
     _never("NodeQuarantine", "node", "delete it, and create one of the other node"),
 )
 
-RULES: Final[tuple[Rule, ...]] = (*SOURCE_RULES, *MIX_RULES, *POLICY_RULES, *JOB_RULES, *QUARANTINE_RULES)
+RULES: Final[tuple[Rule, ...]] = (*URI_RULES, *SOURCE_RULES, *MIX_RULES, *POLICY_RULES, *JOB_RULES, *QUARANTINE_RULES)

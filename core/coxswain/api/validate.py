@@ -26,7 +26,7 @@ _BETWEEN = (
     "TokenizerMismatch", "CapacityTooSmall", "LayoutInvalid", "CustomModelNotSplit", "MemoryTooSmall",
     "GroupMatchesNothing", "MuonUnsupported", "DocumentsShared",
 )  # fmt: skip
-_MISSING = ("SourceNotFound", "MixNotFound", "PolicyNotFound")
+_MISSING = {"SourceNotFound": "DataSource", "MixNotFound": "DataMix", "PolicyNotFound": "ParallelismPolicy"}
 
 
 def validate(documents: Sequence[Document]) -> list[FieldError]:
@@ -117,8 +117,17 @@ def _repeated(documents: Sequence[Document]) -> list[FieldError]:
 
 
 def missing(documents: Sequence[Document]) -> list[FieldError]:
-    """References of jobs to objects that are in none of the files. A cluster may have them; `cox run` has only the files."""
-    return _resolution(documents, _MISSING)
+    """References of jobs to objects that are not in the files, or only in other namespaces, which `cox run` does not know."""
+    return [_absent(documents, fault) for fault in _resolution(documents, tuple(_MISSING))]
+
+
+def _absent(documents: Sequence[Document], fault: FieldError) -> FieldError:
+    wanted = (_MISSING[fault.reason], fault.value)
+    others = ", ".join(sorted(d.identity[1] for d in documents if d.identity[::2] == wanted))
+    place, way_out = "in these files", "`cox run` needs it there, a cluster may have it"
+    if others:
+        place, way_out = "in the job's namespace", f"`cox run` takes that of {others}, a cluster needs it in the job's"
+    return replace(fault, message=f"{fault.message} {place}", way_out=way_out)
 
 
 def _between(documents: Sequence[Document]) -> list[FieldError]:

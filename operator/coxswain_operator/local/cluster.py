@@ -89,7 +89,8 @@ class LocalCluster:
         with contextlib.suppress(OSError):  # a full disk: the next start marks them
             self._mark_lost_pods()
         await asyncio.gather(*(pod.stop(task, _CLOSING_GRACE) for pod, task in self._pods.values()))
-        await asyncio.gather(*self._deletions.values())
+        while self._deletions:  # that of an owner begins those of what it owns
+            await asyncio.gather(*self._deletions.values())
         await self._prober.close()
         self._addresses.close()
         os.close(self._lock)

@@ -1,0 +1,146 @@
+"""A container of the local cluster ends, restarts and gets ready as a kubelet's does: real processes of milliseconds."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coxswain.termination import TERMINATION_BYTES
+from coxswain_operator.local.containers import Container, Frame
+from coxswain_operator.local.memory import MemoryKills
+from coxswain_operator.local.processes import Command, spawn
+
+PROBE = {"httpGet": {"path": "/readyz", "port": 1}, "periodSeconds": 0}
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A container of one shell command. `probe` answers its probes, `changed` gets it at each change of its status."""
+
+    def made(program, probe=None, changed=lambda container: None, **spec):
+        def command(_):
+            return Command(("/bin/sh", "-c", program), {"LOG": str(log)}, tmp_path, tmp_path / "main.log")
+
+        log = tmp_path / "termination-log"
+        frame = Frame(command, probe, lambda: changed(container), lambda: "now", MemoryKills(lambda: 0))
+        container = Container({"name": "main", **spec}, frame, log)
+        return container
+
+    return made
+
+
+@pytest.fixture
+async def skip(monkeypatch):
+    """Moves the time of the event loop forward by some seconds."""
+    loop, ahead = asyncio.get_running_loop(), [0.0]
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + sum(ahead))
+    return ahead.append
+
+
+def pidfds():
+    links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum("pidfd" in link for link in links)
+
+
+async def test_a_container_that_is_stopped_before_its_start_starts_no_process(make, tmp_path):
+    container = make("touch started")
+    await container.stop(0)
+    assert await container.run() == 137
+    assert not (tmp_path / "started").exists()
+
+
+async def test_a_container_shows_no_message_of_an_earlier_process(make, tmp_path):
+    (tmp_path / "termination-log").write_text("of an earlier process")
+    container = make("true")
+    await container.run()
+    assert container.status()["state"]["terminated"]["message"] == ""
+
+
+async def test_a_termination_message_is_the_last_bytes_of_its_file(make, tmp_path):
+    container = make("seq 3000 > $LOG")
+    await container.run()
+    written = (tmp_path / "termination-log").read_text()
+    assert len(written) > TERMINATION_BYTES
+    assert container.status()["state"]["terminated"]["message"] == written[-TERMINATION_BYTES:]
+
+
+async def test_a_container_that_has_ended_is_neither_started_nor_probed(make):
+    asked, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def probe(_):
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    container = make("exec sleep 100", probe, readinessProbe=PROBE)
+    running = asyncio.create_task(container.run())
+    await asked.wait()
+    assert container.status()["started"]
+    await container.stop(10)
+    await running
+    await asyncio.wait_for(cancelled.wait(), 5)
+    assert not container.status()["started"]
+
+
+async def test_a_container_stays_ready_until_its_probe_has_failed_as_often_in_a_row_as_the_threshold(make):
+    answers = iter([True, False, False, True, False, False, False])
+    readiness, asked_all = [], asyncio.Event()
+
+    async def probe(_):
+        readiness.append(container.ready)
+        if (answer := next(answers, None)) is None:
+            asked_all.set()
+            await asyncio.Event().wait()
+        return answer
+
+    container = make("exec sleep 100", probe, readinessProbe=PROBE | {"failureThreshold": 3})
+    running = asyncio.create_task(container.run())
+    await asyncio.wait_for(asked_all.wait(), 5)
+    await container.stop(10)
+    await running
+    assert readiness == [False, True, True, True, True, True, True, False]
+
+
+async def test_a_sidecar_that_is_stopped_shows_its_end_and_no_restart(make):
+    container = make("exec sleep 100")
+    running = asyncio.create_task(container.run_for_ever())
+    await container.started.wait()
+    await container.stop(10)
+    await running
+    status = container.status()
+    assert (status["state"]["terminated"]["exitCode"], status["restartCount"]) == (143, 0)
+
+
+async def test_a_sidecar_backs_off_longer_each_time_and_starts_over_once_it_has_run_for_long(make, skip):
+    """The seconds pass as its status changes: those of a back-off at once, and more than a minute in its third process."""
+    seen, ends, enough = [], {}, asyncio.Event()
+
+    def changed(container):
+        status = container.status()
+        if "waiting" in status["state"]:
+            seen.append(status["state"]["waiting"]["message"])
+            skip(1)
+        elif "running" in status["state"]:
+            skip(61 if status["restartCount"] == 2 else 0)
+            ends[status["restartCount"]] = status["lastState"].get("terminated", {}).get("exitCode")
+        if len(seen) == 4:
+            enough.set()
+
+    container = make("exit 3", changed=changed)
+    running = asyncio.create_task(container.run_for_ever())
+    await enough.wait()
+    await container.stop(0)
+    running.cancel()
+    assert ends == {0: None, 1: 3, 2: 3, 3: 3}
+    assert seen == [f"restarts in {seconds} s" for seconds in ("0.25", "0.5", "0.25", "0.5")]
+
+
+async def test_a_process_that_has_ended_leaves_no_descriptor(tmp_path):
+    before = pidfds()
+    process = spawn(Command(("/bin/true",), {}, tmp_path, tmp_path / "log"))
+    assert pidfds() == before + 1
+    assert await process.wait() == 0
+    assert pidfds() == before

@@ -63,6 +63,17 @@ async def test_a_world_whose_ranks_all_hold_their_shards_goes_on_at_their_step_w
         await lead.close(4, 5)
 
 
+async def test_the_lines_of_the_steps_before_a_world_that_goes_on_from_memory_are_not_stored_again(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2, 3)
+        lead.state.mark_world_lost("the network broke")
+        register(lead, *holds(lead, 4))
+        await begun(lead, 2)
+        await lead.saved(6)
+        stored = {key: lead.store.get(key).count(b"\n") for key in lead.keys("steps/")}
+        assert stored == {steps_key(4, 1): 4, steps_key(6, 2): 2}
+
+
 async def test_a_killed_rank_costs_no_step_where_another_holds_its_copy(tmp_path):
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1, 2, 3)

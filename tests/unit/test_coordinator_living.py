@@ -296,6 +296,17 @@ async def test_a_new_coordinator_names_a_workers_own_error_of_a_world_that_was_l
         )
 
 
+async def test_the_end_of_a_worker_of_an_older_world_does_not_explain_why_the_newest_one_was_left(tmp_path):
+    async with led_again(tmp_path) as lead:
+        lead.state.add_exit(wire.WorkerExit(0, "trainer-0", 0, 0, -9))
+        register(lead, *holds(lead, 1, generation=1))
+        await begun(lead, 2)
+        event = lead.state.events.latest()[-1]
+        assert (event.reason, event.message.split(";")[0]) == (
+            "Resumed", "some of its workers left it while there was no coordinator"
+        )  # fmt: skip
+
+
 async def test_a_worker_that_ends_behind_its_agents_registration_gives_the_next_world_nothing(tmp_path):
     """A world that counted on it would find its source incomplete, and all of its ranks would forget what they hold."""
     async with training(small(tmp_path)) as lead:

@@ -103,8 +103,8 @@ class HttpService:
             raise Stale(f"generation {theirs} is over; the current one is {self._generation()}")
 
     def _has_token(self, request: web.Request) -> bool:
-        sent = request.headers.get(TOKEN_HEADER, "")
-        return hmac.compare_digest(sent.encode(), f"Bearer {self._token}".encode())
+        sent = request.headers.get(TOKEN_HEADER, "").encode(errors="surrogateescape")  # as it came: it may be no text
+        return hmac.compare_digest(sent, f"Bearer {self._token}".encode())
 
     async def _health(self, _: web.Request) -> web.Response:
         problem = self._problem()

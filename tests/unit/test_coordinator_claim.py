@@ -17,10 +17,15 @@ from coxswain.names import CLAIMS_ROOT
 from coxswain.uris import file_uri
 from coxswain_coordinator.__main__ import claim_of
 from coxswain_coordinator.checkpoint.claim import LEASE_SECONDS, RENEW_SECONDS, Claim, LiveRun, key_of
+from coxswain_coordinator.driver import Driver
+from coxswain_coordinator.planning.placers import place_step
+from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.environment import Environment
+from coxswain_link.metrics import build
 from coxswain_link.store import CorruptObject, Store, open_store
 from tests.unit.coordinator_fakes import make_job
+from tests.unit.test_coordinator_checkpoints import manifest, store_with
 
 OTHER = LiveRun("team/other", "u2", "other-coordinator-1", "host-b, /runs/other", 7)
 
@@ -151,6 +156,24 @@ async def test_a_run_says_that_it_waits_until_it_holds_the_claim(store: Store) -
     mine = claim(store, Time(lambda: said.append(written(store).waits is True)))
     await mine.acquire(StoreExecutor())
     assert (set(said), written(store).waits) == ({True}, UNSET)
+    await mine.release()
+
+
+@pytest.mark.looptime
+async def test_a_run_counts_from_the_checkpoint_that_was_made_while_it_waited_for_its_claim(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    store = store_with(job)
+
+    def ends() -> None:
+        store_with(job, manifest(job, job.stop_steps))
+        store.delete(key_of(OTHER.uid))
+
+    put(store, OTHER)
+    state = JobState(job, build("coordinator"), None, lambda: 0.0)
+    state.store_executor = AtOnce()
+    mine = claim(store, Time(ends))
+    finished = await asyncio.wait_for(Driver(state, store, place_step, "one", claim=mine).drive(), 60)
+    assert finished.reason == "StopReached"
     await mine.release()
 
 

@@ -11,6 +11,8 @@ from coxswain.membership.mix_record import record_of
 from coxswain.membership.stream import initial_cursor
 from coxswain.membership.values import Cursor, Sequence
 from coxswain_coordinator.planning.committer import Committer, data_ended
+from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import cluster, make_job, make_source
 from tests.unit.test_coordinator_committer import committer
 
@@ -76,6 +78,16 @@ def test_the_end_is_found_in_the_segment_of_the_last_step(tmp_path, steps):
     _, end, _ = run_to_end(c)
     assert end == steps
     assert [data_ended(c.log, step) for step in (end - 1, end)] == [False, True]
+
+
+def test_the_end_is_found_where_the_next_segment_begins_with_a_step_that_is_not_run(tmp_path):
+    """What is left for it has no label."""
+    job = curriculum(tmp_path, ())
+    c = committer(replace(job, batch=replace(job.batch, tokens_per_step=-(-tokens(job) // 9))))
+    run_to_end(c)
+    found, log = c.log.membership(1), PlanLog(open_store(f"file://{tmp_path}/y", create=True))
+    log.claim_membership(replace(found, memberships=(replace(found.memberships[0], sequences=()),)))
+    assert [data_ended(each, 8) for each in (c.log, log)] == [False, True]
 
 
 def tokens(job: JobConfig) -> int:

@@ -136,3 +136,16 @@ async def test_a_worker_that_has_saved_and_left_at_a_stop_of_the_coordinator_bef
         lead.save(3, 0)
         lead.leave(3, 0)
         assert (lead.state.session.ending.step, lead.state.session.lost) == (3, "")
+
+
+async def test_a_worker_that_leaves_at_a_stop_behind_another_does_not_move_the_step_of_that_stop(tmp_path):
+    """Its save may arrive later: the job would end without the steps that the other one has saved."""
+    async with led_again(tmp_path) as lead:
+        register(lead, *(replace(a, generation=1) for a in agents(2)))
+        await begun(lead, 1)
+        await lead.close(0, 1, 2)
+        lead.save(3, 0)
+        lead.leave(3, 0, 1)
+        assert lead.state.session.ending.step == 3
+        lead.save(3, 1)
+        assert await lead.work == Finished(Exit.STOPPED, "Suspended", "suspended before step 3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import threading
 
@@ -19,6 +20,8 @@ from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import block_of, make_job, store_of
+from tests.unit.coordinator_lead import leading, small
+from tests.unit.test_coordinator_checkpoints import manifest, store_with
 
 
 def test_a_replaced_trainer_counts_as_registered_and_the_others_must_register_again(tmp_path):
@@ -127,3 +130,14 @@ async def test_blocking_work_that_does_not_end_is_abandoned_at_the_deadline():
             await StoreExecutor(deadline=0.1)(release.wait)
     finally:
         release.set()
+
+
+@pytest.mark.looptime
+async def test_a_job_whose_sources_have_changed_since_its_checkpoint_ends_before_its_first_world(tmp_path):
+    job = small(tmp_path)
+    store_with(job, manifest(job, 3))  # over an index of other objects
+    async with leading(job) as lead:
+        lead.index()
+        lead.arrive()
+        assert (await asyncio.wait_for(lead.work, 60)).reason == "SourceChanged"
+        assert lead.keys("log/generations/") == []

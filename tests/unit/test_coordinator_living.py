@@ -63,6 +63,17 @@ async def test_a_world_whose_ranks_all_hold_their_shards_goes_on_at_their_step_w
         await lead.close(4, 5)
 
 
+async def test_the_lines_of_the_steps_before_a_world_that_goes_on_from_memory_are_not_stored_again(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1, 2, 3)
+        lead.state.mark_world_lost("the network broke")
+        register(lead, *holds(lead, 4))
+        await begun(lead, 2)
+        await lead.saved(6)
+        stored = {key: lead.store.get(key).count(b"\n") for key in lead.keys("steps/")}
+        assert stored == {steps_key(4, 1): 4, steps_key(6, 2): 2}
+
+
 async def test_a_killed_rank_costs_no_step_where_another_holds_its_copy(tmp_path):
     async with training(small(tmp_path)) as lead:
         await lead.close(0, 1, 2, 3)
@@ -283,6 +294,17 @@ async def test_a_new_coordinator_names_a_workers_own_error_of_a_world_that_was_l
             "a worker of trainer-1 has left by an error of its own: out of memory"
             in lead.state.events.latest()[-1].message
         )
+
+
+async def test_the_end_of_a_worker_of_an_older_world_does_not_explain_why_the_newest_one_was_left(tmp_path):
+    async with led_again(tmp_path) as lead:
+        lead.state.add_exit(wire.WorkerExit(0, "trainer-0", 0, 0, -9))
+        register(lead, *holds(lead, 1, generation=1))
+        await begun(lead, 2)
+        event = lead.state.events.latest()[-1]
+        assert (event.reason, event.message.split(";")[0]) == (
+            "Resumed", "some of its workers left it while there was no coordinator"
+        )  # fmt: skip
 
 
 async def test_a_worker_that_ends_behind_its_agents_registration_gives_the_next_world_nothing(tmp_path):

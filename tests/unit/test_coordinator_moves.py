@@ -85,6 +85,21 @@ async def test_a_requested_layout_comes_at_a_step_boundary_and_no_step_is_repeat
         await lead.close(step)
 
 
+async def test_a_planned_change_begins_only_once_every_rank_has_done_the_step_before_it(tmp_path):
+    """The directive of one rank decides it while a peer has not reported that step."""
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0)
+        session = lead.state.session
+        assert session.directive(1) and session.request_move("trainer-2 joined")
+        assert session.directive(2).end == "Moved"
+        lead.state.notifier.notify()
+        await asyncio.sleep(1)
+        assert session.lost == ""
+        await lead.close(1)
+        await lead.until(lambda: session.lost)
+        assert session.planned
+
+
 async def test_a_layout_whose_state_does_not_fit_beside_the_present_one_comes_through_a_checkpoint(
     tmp_path, monkeypatch
 ):

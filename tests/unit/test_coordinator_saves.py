@@ -193,3 +193,16 @@ async def test_worlds_whose_last_save_hangs_one_after_another_end_the_job_like_t
         finished = await asyncio.wait_for(lead.work, 60)
     assert finished.reason == "WorkerCrashLoop"
     assert "last: step 3 is not saved; the logs of the trainers have the stacks" in finished.message
+
+
+@pytest.mark.looptime
+async def test_reports_and_saves_that_come_behind_the_loss_of_their_world_make_a_checkpoint(tmp_path: Path) -> None:
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.state.mark_world_lost("the network broke")
+        await lead.close(2)
+        lead.save(3, 0, 1)
+        await lead.until(lambda: lead.state.manifest)
+        lead.arrive(left=1)
+        await lead.world(2)
+        assert lead.state.session.record.first_step == 3  # type: ignore[union-attr]

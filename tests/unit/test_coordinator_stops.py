@@ -165,6 +165,17 @@ async def saved_and_suspended(lead: Lead, step: int) -> None:
     assert lead.state.manifest.step == step
 
 
+async def test_a_stop_of_a_lost_world_keeps_its_step_where_the_next_world_begins_at_the_checkpoint_before(tmp_path):
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        suspend(lead)
+        lead.leave(-9, 1)
+        one, two = holds(lead, 2)
+        register(lead, one, replace(two, held=()))
+        await begun(lead, 2)
+        assert (lead.state.session.book.open, lead.state.session.stop_at) == (0, 2)
+
+
 @pytest.mark.parametrize(("back", "seconds"), [((), 15), ((0,), 15), ((0, 1), 0)])
 async def test_a_stop_waits_no_longer_than_a_quarter_of_a_minute_and_not_at_all_where_nothing_is_held(
     tmp_path, looptime, back, seconds

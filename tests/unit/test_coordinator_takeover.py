@@ -97,6 +97,17 @@ def test_a_generation_that_a_coordinator_has_created_itself_and_left_unused_does
         one.check_current(3)
 
 
+def test_a_world_that_was_made_since_the_start_of_its_next_coordinator_is_held_from_its_takeover_on(tmp_path):
+    store, record = store_of(make_job(tmp_path)), replace(running(make_job(tmp_path))[0], generation=1)
+    one = PlanLog(store)
+    assert one.read_held() == 0
+    assert PlanLog(store).create_generation(record) and one.take_over(1, "one")
+    one.check_held()
+    assert PlanLog(store).take_over(1, "rival")
+    with pytest.raises(Stale, match="another coordinator has taken over generation 1"):
+        one.check_held()
+
+
 def test_a_generation_that_another_coordinator_was_faster_with_fences_the_slower_one(tmp_path):
     store, record = store_of(make_job(tmp_path)), running(make_job(tmp_path))[0]
     one, rival = PlanLog(store), PlanLog(store)
@@ -234,6 +245,19 @@ async def test_workers_that_leave_an_adopted_world_for_the_change_of_the_coordin
         await begun(lead, 2)
         assert lead.state.failures == 0
         assert [(e.reason, e.warning) for e in lead.state.events.latest()][-1] == ("Resumed", False)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("work", ["take_over", "drop_belated"])
+async def test_a_world_whose_trainer_is_replaced_while_it_is_taken_over_does_not_run_on(tmp_path, work):
+    """Its ranks would wait for the lost one until they are found silent."""
+    async with led_again(tmp_path) as lead:
+        one, two = (replace(a, generation=1) for a in agents(2))
+        again = replace(two, instance="two", pod="new", generation=0)
+        lead.executor.before[work] = lambda: register(lead, again)
+        register(lead, one, two)
+        await lead.until(lambda: lead.state.session)
+        assert lead.state.session.lost == "some of its workers left it while there was no coordinator"
 
 
 @pytest.mark.looptime

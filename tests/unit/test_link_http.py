@@ -110,6 +110,14 @@ async def test_a_wrong_token_is_refused_by_name(service):
     await outsider.close()
 
 
+@pytest.mark.parametrize("sent", [b"Bearer \xff", b"Bearer secret\xff", b"\xff"])
+async def test_a_token_that_is_no_text_is_wrong(service, caplog, sent):
+    """Before, it was an error of the service: 500, and a traceback in the log for each such request of any pod."""
+    async with httpx.AsyncClient(base_url=service, headers=[(TOKEN_HEADER.encode(), sent)], trust_env=False) as http:
+        assert (await http.get("/v1/nothing")).status_code == 401
+    assert caplog.messages == []
+
+
 async def test_a_refusal_keeps_its_reason_and_message(client):
     with pytest.raises(Refused, match="source 'code' has no objects") as refused:
         await client.get("/v1/refuse", Registered)

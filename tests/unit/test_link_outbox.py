@@ -159,6 +159,31 @@ def test_large_sent_messages_are_dropped_by_their_bytes_however_few_they_are():
         log.acknowledge(None, Ack("two", 0))
 
 
+def send_large(log: MessageLog, steps: range, received: Ack) -> None:
+    for step in steps:
+        log.put(Message("/v1/served", step, step, size=30))
+        log.acknowledge(log.next(), received)
+
+
+def test_messages_that_are_sent_again_to_a_new_coordinator_count_once():
+    log = MessageLog(most_bytes=100)
+    send_large(log, range(3), Ack("one", 0))
+    log.acknowledge(None, Ack("two", 0))
+    while log.waiting:
+        log.acknowledge(log.next(), Ack("two", 0))
+    log.acknowledge(None, Ack("three", 0))
+    assert (log.waiting, log.next().step) == (3, 0)
+
+
+def test_large_messages_that_a_checkpoint_does_not_cover_count_on():
+    log = MessageLog(most_bytes=100)
+    send_large(log, range(3), Ack("one", 0))
+    log.acknowledge(None, Ack("one", 1))
+    send_large(log, range(3, 5), Ack("one", 1))
+    with pytest.raises(Retryable, match="step 1 and before"):
+        log.acknowledge(None, Ack("two", 1))
+
+
 def test_the_size_of_a_message_is_that_of_what_is_sent_and_kept(client, box):
     box.put("/v1/served", 0, "x" * 998)
     box.flush(20)
@@ -375,6 +400,25 @@ def test_a_caller_waits_for_an_answer_and_no_longer_than_it_says(client, box):
     client.away = False
     box.await_answer(20)
     assert box.reachable
+
+
+def close(client: Scripted, box: Outbox) -> None:
+    box.close()
+
+
+def refuse(client: Scripted, box: Outbox) -> None:
+    client.fault = Stale("generation 1 is over")
+
+
+@pytest.mark.parametrize("end", [close, refuse])
+def test_a_caller_that_waits_for_an_answer_waits_no_longer_once_the_outbox_has_ended(client, box, end):
+    client.away = True
+    until(lambda: not box.reachable)
+    waiting = threading.Thread(target=box.await_answer, args=(1000,), daemon=True)
+    waiting.start()
+    end(client, box)
+    waiting.join(20)
+    assert not waiting.is_alive()
 
 
 def test_an_error_that_nothing_expects_ends_the_outbox_with_its_words(client, box):

@@ -89,7 +89,7 @@ def _read(path: Path) -> Iterator[Document | FieldError]:
 def _unreadable(error: OSError | UnicodeDecodeError) -> tuple[str, str]:
     """Why, and the way out."""
     if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8 text", "save it as UTF-8"
+        return "it is not UTF-8 text", "save it as UTF-8, or name a readable YAML file"
     return str(error.strerror), "name a readable YAML file"
 
 

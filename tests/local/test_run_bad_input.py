@@ -55,7 +55,7 @@ def test_malformed_yaml_is_named_by_line(tmp_path, objects):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\x00\xff\xfe" * 50, "job.yaml: cannot read the file: it is not UTF-8 text; save it as UTF-8, or name a readable YAML file"),
+        (b"\x00\xff\xfe" * 50, "job.yaml: cannot read the file: it is not UTF-8 text; save it as UTF-8, or name"),
         (b"", "a run has exactly one TrainingJob; the files hold 0 (none); name a file that holds it, or write it"),
         (
             b"kind: Pod\napiVersion: v1\n",

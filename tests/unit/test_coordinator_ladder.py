@@ -34,7 +34,7 @@ from tests.unit.coordinator_lead import (
     training,
 )
 from tests.unit.coordinator_samples import agents
-from tests.unit.ladder_samples import at_once
+from tests.unit.ladder_samples import as_planned, at_once
 
 pytestmark = pytest.mark.looptime
 
@@ -51,7 +51,7 @@ async def test_a_confirmed_straggler_leads_to_one_planned_change_under_migrate_a
         def planned(job, vocabulary, layout, speeds, least_gain) -> Options:
             return Options(layout, dict(speeds), 2.0, 1.0, (Option("Layers", one_replica(), 1.5, 0.5),))
 
-        ladder._beside, ladder._planner, ladder._judge = at_once, planned, lambda job, ids, options, steps: options
+        ladder._beside, ladder._planner, ladder._judge = at_once, planned, as_planned
         await run_steps(lead, ONSET)
         while not session.move and session.book.open < ONSET + 20:
             await run_steps(lead, 1, 3.0)
@@ -93,7 +93,7 @@ async def planning(folder) -> AsyncIterator[tuple[Lead, PlannerBeside]]:
     batch, beside = replace(make_job(folder).batch, max_sequence_tokens=128), PlannerBeside()
     async with leading(make_job(folder, batch=batch, stragglers=StragglerConfig(action="Migrate"))) as lead:
         state = lead.state
-        judge = lambda job, ids, options, steps: options  # noqa: E731
+        judge = as_planned  # noqa: E731
         state.ladder = Ladder(lead.job, state.request_layout, state.record_event, beside, judge=judge)
         lead.index()
         lead.arrive()

@@ -19,7 +19,7 @@ from coxswain.planlog import steps_key
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import Lead, begun, lose, register, run_steps, training
 from tests.unit.coordinator_samples import agents
-from tests.unit.ladder_samples import LEFT, at_once
+from tests.unit.ladder_samples import LEFT, as_planned, at_once
 from tests.unit.test_survivors import pairs
 
 pytestmark = pytest.mark.looptime
@@ -211,7 +211,7 @@ def faster(job, vocabulary, layout: Layout, speeds, least_gain) -> Options:
 async def loses_one(lead: Lead, planner: Any = faster) -> None:
     """Trainer 1 of three is lost after two steps."""
     ladder = lead.state.ladder
-    ladder._beside, ladder._planner, ladder._judge = at_once, planner, lambda job, ids, options, steps: options
+    ladder._beside, ladder._planner, ladder._judge = at_once, planner, as_planned
     await run_steps(lead, 2)
     lose(lead, 1)
     register(lead, *holding(lead, 2, 0, 2, wards={2: (1,)}))

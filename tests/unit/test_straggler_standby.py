@@ -21,7 +21,7 @@ from coxswain_coordinator.world.formation import layout_of
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import ONSET, moved_to, run_steps, saved_and_moved, training
 from tests.unit.coordinator_samples import agents
-from tests.unit.ladder_samples import SLOW, Job, at_once, nothing, straggler
+from tests.unit.ladder_samples import SLOW, Job, as_planned, at_once, nothing, straggler
 
 pytestmark = pytest.mark.looptime
 
@@ -265,7 +265,7 @@ async def test_a_device_goes_on_standby_and_comes_back_by_its_probes_in_the_whol
     job = make_job(tmp_path, stop_steps=128, batch=batch, stragglers=StragglerConfig(action="Migrate"))
     async with training(job) as lead:
         state = lead.state
-        state.ladder._beside, state.ladder._planner = at_once, planner(job)
+        state.ladder._beside, state.ladder._planner, state.ladder._judge = at_once, planner(job), as_planned
         await run_steps(lead, ONSET)
         await changed(lead, factor=3.0)
         assert state.session.record.layout.standby == (SLOW,)

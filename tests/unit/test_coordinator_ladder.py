@@ -93,7 +93,7 @@ async def planning(folder) -> AsyncIterator[tuple[Lead, PlannerBeside]]:
     batch, beside = replace(make_job(folder).batch, max_sequence_tokens=128), PlannerBeside()
     async with leading(make_job(folder, batch=batch, stragglers=StragglerConfig(action="Migrate"))) as lead:
         state = lead.state
-        judge = as_planned  # noqa: E731
+        judge = as_planned
         state.ladder = Ladder(lead.job, state.request_layout, state.record_event, beside, judge=judge)
         lead.index()
         lead.arrive()

@@ -59,7 +59,7 @@ _pool = Pool()
 atexit.register(_pool.close)
 
 
-def run_ranks(n: int, fn: Callable[..., Any], *args: Any, deadline: float = 90.0) -> list[Any]:
+def run_ranks(n: int, fn: Callable[..., Any], *args: Any, deadline: float = 180.0) -> list[Any]:
     """Results of `fn(world, *args)` by rank; `fn` is a function of a module. Raises RankFailed or TimeoutError."""
     return _pool.run(n, fn, args, deadline)
 

@@ -275,7 +275,7 @@ async def cluster(
     """A coordinator on a port of the kernel's choice, and a client for it."""
     coordinator = Coordinator(job, store_of(job), TOKEN, planner, f"coordinator-{instance}", folder, time.time, edits)
     port = await coordinator.start("127.0.0.1", 0)
-    client = AsyncClient(f"http://127.0.0.1:{port}", token, deadline=5)
+    client = AsyncClient(f"http://127.0.0.1:{port}", token, deadline=30)
     try:
         yield Cluster(job, folder, coordinator, client, port, instance=instance)
     finally:

@@ -69,6 +69,7 @@ class NoSums:
 def run_plans(world: ProcessGroups, file: Path) -> int:
     """Runs each of the file's plans on its first ranks, in order, and returns how many operations this rank ran."""
     pairs, done = _pairs(world), 0
+    world.barrier()  # a rank without operations leaves at once, also while its peers still connect a pair
     for layout, tasks, lists in pickle.loads(file.read_bytes()):
         seat = next((s for s in layout.ranks() if s.rank == world.rank), None)
         if seat:

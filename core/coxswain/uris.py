@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 _FILE = "file:"
+BUCKET = r"[A-Za-z0-9._:-]+"  # as a pattern
 
 
 def file_uri(path: Path | str) -> str:

@@ -7,11 +7,11 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from coxswain.errors import Refused
+from coxswain.uris import BUCKET
 
 _URL = re.compile(
     r"https?://([^/@]*@)?([A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?(/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?"
 )
-_BUCKET = re.compile(r"[A-Za-z0-9._:-]+")
 _REGION = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -41,7 +41,7 @@ def with_bucket(url: str, bucket: str) -> str:
 
 
 def check_bucket(uri: str, bucket: str) -> None:
-    if not _BUCKET.fullmatch(bucket):
+    if not re.fullmatch(BUCKET, bucket):
         raise Refused(
             "InvalidBucket",
             f"uri {uri!r}, bucket {bucket!r}: allowed are letters, digits, '.', '-' and '_'; correct it",

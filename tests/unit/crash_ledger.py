@@ -46,9 +46,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
-        self.stopped: dict[
-            Incarnation, int
-        ] = {}  # the first step that has not begun when a stop arrives, as far as is known
+        # The first step that has not begun when a stop arrives, as far as is known.
+        self.stopped: dict[Incarnation, int] = {}
         self._begun: dict[Incarnation, int] = {}  # the first step that has not begun
         self._directives: dict[tuple[Incarnation, int, int], tuple[str, bytes]] = {}
         self._heard: dict[str, Call] = {}  # the latest message by sender and path

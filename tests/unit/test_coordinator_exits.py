@@ -127,13 +127,18 @@ async def test_the_end_of_a_worker_before_a_new_coordinator_has_a_world_makes_ag
         assert lead.state.registry.missing("trainer", 2) == ["trainer-0", "trainer-1"]
 
 
+async def saved_by_one(lead: Lead) -> None:
+    """A world that the next coordinator has adopted, of which one rank has saved three steps."""
+    register(lead, *(replace(a, generation=1) for a in agents(2)))
+    await begun(lead, 1)
+    await lead.close(0, 1, 2)
+    lead.save(3, 0)
+
+
 async def test_a_worker_that_has_saved_and_left_at_a_stop_of_the_coordinator_before_ends_the_job_at_its_save(tmp_path):
     """Its save need not say that it ends the job: those of an earlier release do not."""
     async with led_again(tmp_path) as lead:
-        register(lead, *(replace(a, generation=1) for a in agents(2)))
-        await begun(lead, 1)
-        await lead.close(0, 1, 2)
-        lead.save(3, 0)
+        await saved_by_one(lead)
         lead.leave(3, 0)
         assert (lead.state.session.ending.step, lead.state.session.lost) == (3, "")
 
@@ -141,10 +146,7 @@ async def test_a_worker_that_has_saved_and_left_at_a_stop_of_the_coordinator_bef
 async def test_a_worker_that_leaves_at_a_stop_behind_another_does_not_move_the_step_of_that_stop(tmp_path):
     """Its save may arrive later: the job would end without the steps that the other one has saved."""
     async with led_again(tmp_path) as lead:
-        register(lead, *(replace(a, generation=1) for a in agents(2)))
-        await begun(lead, 1)
-        await lead.close(0, 1, 2)
-        lead.save(3, 0)
+        await saved_by_one(lead)
         lead.leave(3, 0, 1)
         assert lead.state.session.ending.step == 3
         lead.save(3, 1)

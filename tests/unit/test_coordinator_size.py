@@ -120,16 +120,21 @@ async def test_no_trainer_trains_in_a_world_that_is_lost_or_not_there_yet(tmp_pa
         assert (again.state, again.trainers) == ("UnderWay", 0)
 
 
+async def grown(lead, trainers: int) -> None:
+    """Behind its first step the job gets one more trainer."""
+    await lead.close(0)
+    await resize(lead.state, trainers)
+    lead.state.register(agents(trainers)[-1])
+    session = lead.state.session
+    await lead.until(lambda: session.move)
+    await moved_to(lead, session.move.step)
+
+
 @pytest.mark.parametrize("pause", [0.0, 0.5], ids=["at once", "one late"])
 async def test_a_new_coordinator_that_adopts_a_world_keeps_the_size_that_the_job_was_given(tmp_path, pause):
     """Also where the last trainer of a job that has grown registers after as many as the job began with."""
     async with training(small(tmp_path)) as lead:
-        await lead.close(0)
-        await resize(lead.state, 3)
-        lead.state.register(agents(3)[2])
-        session = lead.state.session
-        await lead.until(lambda: session.move)
-        await moved_to(lead, session.move.step)
+        await grown(lead, 3)
     async with leading(small(tmp_path), "two") as lead:
         lead.index()
         *early, late = (replace(agent, generation=2) for agent in agents(3))
@@ -145,12 +150,7 @@ async def test_a_new_coordinator_that_adopts_a_world_keeps_the_size_that_the_job
 
 async def test_a_changed_job_of_fewer_trainers_than_the_world_that_still_runs_takes_in_none_beyond_its_number(tmp_path):
     async with training(small(tmp_path, trainers=3)) as lead:
-        await lead.close(0)
-        await resize(lead.state, 4)
-        lead.state.register(agents(4)[3])
-        session = lead.state.session
-        await lead.until(lambda: session.move)
-        await moved_to(lead, session.move.step)
+        await grown(lead, 4)
     async with leading(small(tmp_path, stop_steps=9), "two") as lead:
         lead.index()
         for agent in agents(4):

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from coxswain.uris import BUCKET
+
 MAX_INTEGER = 2**53 - 1  # what JSON readers in every language keep exactly
 MAX_ITEMS = 64  # sources, phases, rules; more would exceed the API server's cost estimate
 
@@ -38,10 +40,11 @@ def list_map(key: str, maximum: int = MAX_ITEMS) -> Any:
 ATOMIC: Any = {"x-kubernetes-list-type": "atomic"}
 
 NAME_LENGTH = 253  # characters of an object's name
-_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+LABEL_LENGTH = 63  # of a namespace's, or a volume's
+LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SUBDOMAIN = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
-# Buckets as coxswain_link's check of them, claims as Kubernetes names them; no path holds a NUL.
-_URI = r"^(s3://[A-Za-z0-9._:-]+(/[^\x00]*)?|file:///[^\x00]*|pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?(/[^\x00]*)?)$"
+# Claims as Kubernetes names them; no path holds a NUL.
+_URI = rf"^(s3://{BUCKET}(/[^\x00]*)?|file:///[^\x00]*|pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?(/[^\x00]*)?)$"
 _URL = r"^(https?://[!-~]+)?$"
 _DECIMAL = r"^[0-9]{1,15}(\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?$"
 _PREFIXED = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
@@ -55,7 +58,7 @@ PYTHON_CLASS = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-
 PATTERNS = {
     PYTHON_CLASS: "MODULE:CLASS, such as my_package.gpt:GPT",
     _PREFIXED: "PREFIX/NAME, such as example.org/training",
-    _LABEL: "lower-case letters, digits and -",
+    LABEL: "lower-case letters, digits and -",
     SUBDOMAIN: "lower-case letters, digits, - and .",
     _URI: "s3://bucket/path, file:///path or pvc://claim/path; a bucket has letters, digits and . _ : -, "
     "a claim lower-case letters, digits, - and ., a path no NUL",
@@ -65,7 +68,7 @@ PATTERNS = {
     _DECIMAL: 'a decimal string such as "0.1" or "3e-4"',
 }
 
-Name = Annotated[str, Field(min_length=1, max_length=63, pattern=_LABEL)]
+Name = Annotated[str, Field(min_length=1, max_length=LABEL_LENGTH, pattern=LABEL)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH, pattern=SUBDOMAIN)]
 ControllerName = Annotated[str, Field(max_length=63, pattern=_PREFIXED)]
 Text = Annotated[str, Field(max_length=1024)]

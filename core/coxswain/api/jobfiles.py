@@ -11,7 +11,7 @@ from coxswain.api.field_errors import FieldError
 from coxswain.api.load import Document, load_documents
 from coxswain.api.overrides import overridden
 from coxswain.api.resolve import resolve
-from coxswain.api.validate import defaulted, validate
+from coxswain.api.validate import defaulted, repeated_names, validate
 from coxswain.config import JobConfig
 from coxswain.errors import Refused
 
@@ -52,16 +52,8 @@ def load_config(files: list[Path]) -> JobConfig:
 
 def _repeated(documents: list[Document]) -> list[FieldError]:
     """Objects of one kind and name in different namespaces, of which a run knows one only."""
-    seen: dict[tuple[str, str], Document] = {}
-    faults = []
-    for document in documents:
-        kind, _, name = document.identity
-        first = seen.setdefault((kind, name), document)
-        if first is not document:
-            message = f"{kind} {name!r} is in {first.file}, document {first.number}, too, and a run knows no namespaces"
-            way_out = "rename or remove one of the two"
-            faults.append(FieldError("metadata.name", message, name, "", way_out, document.file, document.number))
-    return faults
+    message = "{} is in {}, too, and a run knows no namespaces"
+    return repeated_names(documents, lambda d: d.identity[::2], message)
 
 
 def _only_job(objects: list[Manifest]) -> Manifest:

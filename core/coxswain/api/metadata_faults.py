@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from coxswain.api.common import NAME_LENGTH, PATTERNS, SUBDOMAIN
+from coxswain.api.common import LABEL, LABEL_LENGTH, NAME_LENGTH, PATTERNS, SUBDOMAIN
 from coxswain.api.field_errors import FieldError, quoted, shorten
-
-_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_LABEL_LENGTH = 63
 
 
 def metadata_faults(kind: str, manifest: dict[str, Any], namespaced: bool = True) -> list[FieldError]:
@@ -47,9 +44,9 @@ def _namespace(kind: str, given: Any, namespaced: bool) -> list[FieldError]:
         return [FieldError(path, message, shorten(given), way_out="remove metadata.namespace")]
     if not isinstance(given, str):
         return [_not_string(path, given)]
-    if not given or (len(given) <= _LABEL_LENGTH and re.fullmatch(_LABEL, given)):
+    if not given or (len(given) <= LABEL_LENGTH and re.fullmatch(LABEL, given)):
         return []
-    allowed = f"lower-case letters, digits and -, at most {_LABEL_LENGTH}"
+    allowed = f"{PATTERNS[LABEL]}, at most {LABEL_LENGTH}"
     return [_wrong_form(path, given, allowed, "name a namespace of the cluster, or remove metadata.namespace")]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,14 +104,21 @@ def _place(document: Document, faults: Iterable[FieldError]) -> list[FieldError]
 
 def _repeated(documents: Sequence[Document]) -> list[FieldError]:
     """Objects of the same kind and name: the later would replace the earlier."""
+    return repeated_names(documents, lambda d: d.identity, "{} is already in {}")
+
+
+def repeated_names(
+    documents: Sequence[Document], same: Callable[[Document], Hashable], message: str
+) -> list[FieldError]:
+    """A fault of each document that is the `same` as an earlier one. `message` takes the object, and where the earlier one is."""
     faults: list[FieldError] = []
-    seen: dict[tuple[str, str, str], Document] = {}
+    seen: dict[Hashable, Document] = {}
     for document in documents:
-        first = seen.setdefault(document.identity, document)
+        first = seen.setdefault(same(document), document)
         if first is not document:
             kind, _, name = document.identity
-            message = f"{kind} {name!r} is already in {first.file}, document {first.number}"
-            fault = FieldError("metadata.name", message, name, way_out="rename or remove one of the two")
+            said = message.format(f"{kind} {name!r}", f"{first.file}, document {first.number}")
+            fault = FieldError("metadata.name", said, name, way_out="rename or remove one of the two")
             faults += _place(document, [fault])
     return faults
 

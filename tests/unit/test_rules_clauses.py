@@ -149,12 +149,13 @@ def test_each_clause_of_a_rule_of_changed_jobs(new: Manifest, old: Manifest, pat
     assert_faults("TrainingJob", new, old, path)
 
 
+@pytest.mark.parametrize("expression", ["self.none > 1", "1 % 0 == 0"])
 def test_a_rule_that_cannot_be_judged_is_an_error_where_the_shape_is_right_and_left_out_where_it_is_not(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, expression: str
 ) -> None:
-    monkeypatch.setattr(cel_rules, "RULES", (Rule("broken", ("DataMix:spec",), "self.none > 1", "", ""),))
+    monkeypatch.setattr(cel_rules, "RULES", (Rule("broken", ("DataMix:spec",), expression, "", ""),))
     assert check_rules("DataMix", sample("DataMix"), None, well_shaped=False) == []
-    with pytest.raises((RuntimeError, TypeError, ValueError, LookupError)):
+    with pytest.raises((RuntimeError, TypeError, ValueError, LookupError, ArithmeticError)):
         check_rules("DataMix", sample("DataMix"), None, well_shaped=True)
 
 

@@ -9,7 +9,9 @@ import asyncio
 import logging
 import random
 import signal
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from typing import Any
@@ -22,6 +24,7 @@ from coxswain_operator.cluster import WatchEvent
 from coxswain_operator.kubernetes import KubernetesCluster
 from coxswain_operator.kubernetes.access import Access
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
+from coxswain_operator.kubernetes.trust import Trust
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import Key
 
@@ -217,15 +220,22 @@ def _settings(silence: float) -> kopf.OperatorSettings:
     return settings
 
 
+@dataclass(frozen=True, kw_only=True)
+class _ConnectionInfo(kopf.ConnectionInfo):
+    """Connects as the operator's own requests do: kopf's way writes keys into files, and knows no name of a certificate."""
+
+    trust: Trust
+
+    def as_ssl_context(self) -> ssl.SSLContext:
+        return self.trust.context()
+
+
 def _connection_info(access: Access) -> kopf.ConnectionInfo:
     scheme, _, token = access.authorization().partition(" ")
-    return kopf.ConnectionInfo(
+    return _ConnectionInfo(
         server=access.url,
-        ca_path=access.ca,
-        insecure=not access.verify,
         scheme=scheme if token else None,
         token=token or None,
-        certificate_path=access.certificate,
-        private_key_path=access.key,
         proxy_url=access.proxy,
+        trust=access.trust,
     )

@@ -9,6 +9,7 @@ from coxswain_cli.__main__ import app
 from coxswain_operator.kubernetes import access
 from coxswain_operator.kubernetes.access import Access, find_access, users_access
 from coxswain_operator.kubernetes.connection import Connection
+from coxswain_operator.kubernetes.trust import Trust
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -33,7 +34,7 @@ def no_kubeconfig(tmp_path, monkeypatch):
 )
 def test_a_pod_uses_its_service_account(account, host, url):
     access = find_access(account=account, environment={**POD, "KUBERNETES_SERVICE_HOST": host})
-    assert (access.url, access.ca, access.verify) == (url, str(account / "ca.crt"), True)
+    assert (access.url, access.trust) == (url, Trust(b"authorities"))
     assert access.authorization() == "Bearer first"
 
 
@@ -134,9 +135,9 @@ def test_a_clusters_proxy_and_the_name_of_its_certificate_are_those_of_the_conte
     fields = 'server: "https://there:2", proxy-url: "http://proxy:8", tls-server-name: api.internal'
     path.write_text(CONFIG.format(current="current-context: test").replace('server: "https://there:2"', fields))
     found = find_access(path, context="prod")
-    assert (found.proxy, found.server_name) == ("http://proxy:8", "api.internal")
+    assert (found.proxy, found.trust.server_name) == ("http://proxy:8", "api.internal")
     other = find_access(path, context="test")
-    assert (other.proxy, other.server_name) == (None, None)
+    assert (other.proxy, other.trust.server_name) == (None, None)
 
 
 async def test_calls_go_through_the_proxy_of_the_kubeconfig():

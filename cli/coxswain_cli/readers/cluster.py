@@ -231,7 +231,7 @@ def _asked(access: Access, question: Callable[[Connection], Awaitable[T]]) -> T:
             return await question(connection)
 
     try:
-        access.trust()
+        access.trust.context()
     except OSError as error:  # certificates that cannot be read
         raise Refused(
             "NoClusterAccess", f"{access.url}: {error}; correct the certificates of the kubeconfig"

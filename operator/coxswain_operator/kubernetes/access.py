@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-import ssl
+import secrets
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import yaml
 
 from coxswain.errors import Refused
 from coxswain_operator.kubernetes.remembered import Remembered
+from coxswain_operator.kubernetes.trust import SYSTEM, Trust
 
 # What the client library raises for a kubeconfig of another shape.
 _MALFORMED = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
@@ -29,29 +33,15 @@ def _anonymous() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Files by name: of the authorities to believe, of the client's certificate and its key."""
+    """Where the API server is, and what a caller shows it."""
 
     url: str
-    ca: str | None = None
-    verify: bool = True
-    certificate: str | None = None
-    key: str | None = None
+    trust: Trust = SYSTEM
     authorization: Callable[[], str] = _anonymous
     """The header's value, renewed if it was about to expire; empty for access by certificate."""
     namespace: str = "default"
     """That of the kubeconfig's context, or of the pod."""
     proxy: str | None = None
-    server_name: str | None = None
-    """What the server's certificate must name, where that is not its address."""
-
-    def trust(self) -> ssl.SSLContext:
-        """Which servers to believe, and the client's certificate if it has one."""
-        context = ssl.create_default_context(cafile=self.ca)
-        if not self.verify:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if self.certificate:
-            context.load_cert_chain(self.certificate, self.key)
-        return context
 
 
 def find_access(
@@ -98,7 +88,7 @@ def _of_pod(account: Path, environment: Mapping[str, str]) -> Access | None:
     own = account / "namespace"
     return Access(
         f"https://{where}:{port}",
-        str(ca),
+        Trust(ca.read_bytes()),
         authorization=lambda: f"Bearer {token.read_text().strip()}",
         namespace=own.read_text().strip() if own.is_file() else "default",
     )
@@ -117,24 +107,45 @@ def _of_kubeconfig(path: Path | None, context: str) -> Access:
         chosen = _context(merged, context)
         cluster, user = _part(merged, chosen, "cluster"), _part(merged, chosen, "user")
         _check_supported(cluster, user)
-        library.load_kube_config(place, chosen["name"], configuration)
+        with _vanishing_folder() as folder:
+            library.load_kube_config(place, chosen["name"], configuration, temp_file_path=folder)
+            trust = _trust(configuration, cluster)
     except (config.ConfigException, OSError, *_MALFORMED) as error:
         why = f"{path or 'neither a service account nor a kubeconfig'}: {' '.join(str(error).split())}"
         way_out = "name a kubeconfig with --kubeconfig, or run in a pod with a service account"
         raise Refused("NoClusterAccess", f"{why}; {way_out}") from error
     return Access(
         url=str(configuration.host).rstrip("/"),
-        ca=configuration.ssl_ca_cert,
-        verify=configuration.verify_ssl,
-        certificate=configuration.cert_file,
-        key=configuration.key_file,
+        trust=trust,
         authorization=_remembered(
             lambda: str(configuration.get_api_key_with_prefix("BearerToken", alias="authorization") or "")
         ),
         namespace=str((chosen.get("context") or {}).get("namespace") or "default"),
         proxy=str(cluster.get("proxy-url") or "") or None,
-        server_name=str(cluster.get("tls-server-name") or "") or None,
     )
+
+
+@contextmanager
+def _vanishing_folder() -> Iterator[str]:
+    """Where the library writes keys and certificates that a kubeconfig contains: it would keep them until this process ends,
+    and a process that is killed for ever. The library makes the folder if it has something to write."""
+    folder = Path(tempfile.gettempdir()) / f"coxswain-kubeconfig-{secrets.token_hex(8)}"
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _trust(configuration: Any, cluster: Mapping[str, Any]) -> Trust:
+    """Read now: of what the files contain, the library keeps only names."""
+    certificate, key = _content(configuration.cert_file), _content(configuration.key_file)
+    identity = None if certificate is None else b"\n".join(filter(None, (certificate, key)))
+    server_name = str(cluster.get("tls-server-name") or "") or None
+    return Trust(_content(configuration.ssl_ca_cert), configuration.verify_ssl, identity, server_name)
+
+
+def _content(path: str | None) -> bytes | None:
+    return Path(path).read_bytes() if path else None
 
 
 def _remembered(look: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> Callable[[], str]:
@@ -176,6 +187,11 @@ def _check_supported(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Non
     if scheme not in ("http", "https"):
         message = f"proxy-url of the kubeconfig's cluster has the scheme {scheme!r}; give a proxy of http or https"
         raise Refused("ProxyUnsupported", message)
+    if scheme == "https" and cluster.get("tls-server-name"):
+        message = (
+            "the kubeconfig's cluster has tls-server-name and a proxy-url of https: both would have to bear that name"
+        )
+        raise Refused("ProxyUnsupported", f"{message}; give a proxy of http, or leave tls-server-name off")
     for field in user:
         if field == "as" or field.startswith("as-"):
             message = f"the kubeconfig's user has {field!r}: acting as another user is not supported; name a user's own access"

@@ -68,7 +68,7 @@ class Connection:
 
     async def __aenter__(self) -> Connection:
         # trust_env stays off: the way to the API server is the kubeconfig's business, not the environment's.
-        trust = self._access.trust() if self._access.url.startswith("https") else True
+        trust = self._access.trust.context() if self._access.url.startswith("https") else True
         # limit=0: watches hold connections for long, and the places are counted here.
         connector = aiohttp.TCPConnector(ssl=trust, limit=0, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
         self._http = aiohttp.ClientSession(connector=connector)
@@ -148,7 +148,6 @@ class Connection:
             headers=headers,
             timeout=timeout,
             proxy=self._access.proxy,
-            server_hostname=self._access.server_name,
         )
 
 

@@ -38,6 +38,12 @@ def test_a_pod_uses_its_service_account(account, host, url):
     assert access.authorization() == "Bearer first"
 
 
+def test_a_pod_is_in_the_namespace_that_its_account_names(account):
+    assert find_access(account=account, environment=POD).namespace == "default"
+    (account / "namespace").write_text("team\n")
+    assert find_access(account=account, environment=POD).namespace == "team"
+
+
 def test_a_token_that_the_kubelet_renewed_is_used_at_once(account):
     access = find_access(account=account, environment=POD)
     (account / "token").write_text("second\n")
@@ -110,6 +116,7 @@ def test_a_person_in_a_pod_asks_the_cluster_of_kubeconfig_and_else_that_of_the_h
     assert users_access(account=account, environment=POD).url == "https://there:2"
     assert users_access(account=account, environment={**POD, "KUBECONFIG": both}).url == "https://here:1"
     assert users_access(kubeconfig, "prod", account=account, environment=POD).url == "https://there:2"
+    assert users_access(kubeconfig, account=account, environment={"KUBECONFIG": str(home)}).url == "https://here:1"
 
 
 def test_a_kubeconfig_of_the_environment_that_is_not_there_is_named_and_no_other_cluster_is_asked(account, tmp_path):
@@ -138,6 +145,21 @@ def test_a_clusters_proxy_and_the_name_of_its_certificate_are_those_of_the_conte
     assert (found.proxy, found.trust.server_name) == ("http://proxy:8", "api.internal")
     other = find_access(path, context="test")
     assert (other.proxy, other.trust.server_name) == (None, None)
+
+
+def test_a_kubeconfig_whose_context_or_user_is_empty_is_refused_or_used_without_a_traceback(tmp_path):
+    path = tmp_path / "config"
+    path.write_text(CONFIG.format(current="current-context: test").replace("user: {token: mine}", "user: null"))
+    with pytest.raises(Refused, match=r"config: .*--kubeconfig"):
+        find_access(path)
+    path.write_text("contexts: [{name: bare}]\nclusters: []\nusers: []\ncurrent-context: bare\n")
+    with pytest.raises(Refused, match=r"config: .*--kubeconfig"):
+        find_access(path)
+
+
+def test_a_folder_in_place_of_a_kubeconfig_is_refused(tmp_path):
+    with pytest.raises(Refused, match=r"--kubeconfig"):
+        find_access(tmp_path)
 
 
 async def test_calls_go_through_the_proxy_of_the_kubeconfig():

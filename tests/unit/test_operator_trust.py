@@ -6,6 +6,7 @@ import ssl
 import sys
 import tempfile
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trustme
@@ -113,6 +114,7 @@ async def test_a_client_shows_the_certificate_of_its_kubeconfig_and_leaves_no_fi
         assert not list(temporary.iterdir())
         async with Connection(access) as connection:
             assert await connection.call("GET", "/x") == {"subject": "alice"}
+        assert access.authorization() == ""
     assert not list(temporary.iterdir())
     assert client[1].decode() not in repr(access) and "PRIVATE" not in repr(access)
 
@@ -168,6 +170,20 @@ async def test_a_server_of_another_authority_is_not_believed_unless_verification
             assert await connection.call("GET", "/x") == {"subject": ""}
 
 
+async def test_without_an_authority_those_of_the_system_are_believed(authority, tmp_path, monkeypatch):
+    authority.cert_pem.write_to_path(str(tmp_path / "system.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "system.pem"))
+    async with server(authority, "127.0.0.1") as url, Connection(Access(url, Trust())) as connection:
+        assert await connection.call("GET", "/x") == {"subject": ""}
+
+
+def test_a_context_keeps_no_file_open(authority, client):
+    trust = Trust(authority.cert_pem.bytes(), identity=client[0] + client[1])
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    trust.context()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_a_key_of_another_certificate_and_a_text_that_is_no_certificate_are_errors(authority, client):
     other = authority.issue_cert("bob@lab").private_key_pem.bytes()
     for trust in (Trust(identity=client[0] + other), Trust(identity=b"x"), Trust(b"x")):
@@ -179,3 +195,5 @@ def test_a_proxy_of_https_beside_another_name_of_the_certificate_is_refused_by_n
     fields = {"server": "https://x", "tls-server-name": "api.internal", "proxy-url": "https://proxy:8"}
     with pytest.raises(Refused, match="tls-server-name and a proxy-url of https"):
         find_access(kubeconfig(tmp_path / "config", {}, **fields))
+    del fields["tls-server-name"]
+    assert find_access(kubeconfig(tmp_path / "config", {}, **fields)).proxy == "https://proxy:8"

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from coxswain.errors import Retryable
+from coxswain.errors import Retryable, Stale
 from coxswain.wire import StepDirective, StepPlan
 from coxswain_train.worker.directives import DirectiveClient, autonomous_directive, saved_step
+from coxswain_train.worker.world_check import WorldCheck
 from tests.unit.coordinator_lead import begun, holds, register, small, training
 from tests.unit.coordinator_samples import committed
 
@@ -51,12 +52,15 @@ class Feed:
         return self.plan
 
 
-def directives(answer: Any, plan: StepPlan | None = PLAN, end: int | None = None) -> tuple[DirectiveClient, Client]:
+def directives(
+    answer: Any, plan: StepPlan | None = PLAN, end: int | None = None, over: bool = False
+) -> tuple[DirectiveClient, Client]:
     client: Any = Client(answer)
     feed: Any = Feed(plan)
     outbox: Any = Outbox()
     outbox.end = end
-    return DirectiveClient(client, outbox, feed, generation=1, every=6, saved=0, rank=0), client
+    check_world = WorldCheck(1, lambda: over)
+    return DirectiveClient(client, outbox, feed, check_world, every=6, saved=0, rank=0), client
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,15 @@ def test_a_step_without_a_committed_plan_waits() -> None:
 @pytest.mark.parametrize(("end", "alone"), [(STEP - 1, None), (STEP, None), (STEP + 1, OWN), (None, OWN)])
 def test_a_rank_without_a_coordinator_does_not_pass_an_end_that_was_announced(end: int | None, alone: Any) -> None:
     assert directives(Retryable("refused"), end=end)[0].next(STEP) == alone
+
+
+@pytest.mark.parametrize("answer", [OWN, None, Retryable("the order to leave has cut this call")])
+def test_a_rank_whose_world_is_over_waits_for_no_directive(answer: Any) -> None:
+    """Its calls are cut again and again until it leaves, so it never hears of the end that its peers have reached."""
+    found, client = directives(answer, plan=None, end=STEP, over=True)
+    with pytest.raises(Stale, match="generation 1 is over"):
+        found.next(STEP)
+    assert client.asked == 0
 
 
 @pytest.mark.parametrize("step", [STEP - 1, STEP + 1])

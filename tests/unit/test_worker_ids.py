@@ -30,8 +30,8 @@ def test_the_rows_of_the_tokenizers_ids_count_in_every_world_of_a_worker(monkeyp
     world = World(2, 0, layout, layout.ranks(), ("t",), (), vocabulary=320, ids=257)
     values = {
         "_env": SimpleNamespace(job=report_samples.job(), secrets_dir=None, pod_ip=""), "_device": torch.device("cpu"),
-        "_world": world, "_live": SimpleNamespace(forget=lambda: None), "_client": None, "_outbox": None,
-        "_assignment": SimpleNamespace(rank=0, generation=2), "_is_aborted": None, "_saver": SimpleNamespace(settle=None),
+        "_world": world, "_live": SimpleNamespace(forget=lambda: None), "_once": None, "_outbox": None,
+        "_assignment": SimpleNamespace(rank=0, generation=2), "_check_world": None, "_saver": SimpleNamespace(settle=None),
     }  # fmt: skip
     for name, value in values.items():
         setattr(worker, name, value)

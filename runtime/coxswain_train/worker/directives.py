@@ -10,6 +10,7 @@ from coxswain.wire import StepDirective, StepPlan, World
 from coxswain_link.http_client import Client
 from coxswain_link.outbox import Outbox
 from coxswain_link.plan_feed import PlanFeed
+from coxswain_train.worker.world_check import WorldCheck
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +44,15 @@ class DirectiveClient:
     """The directives of one world, for one of its ranks. `client` must not retry: the coordinator may be gone."""
 
     def __init__(
-        self, client: Client, outbox: Outbox, feed: PlanFeed, generation: int, every: int, saved: int, rank: int
+        self, client: Client, outbox: Outbox, feed: PlanFeed, check_world: WorldCheck, every: int, saved: int, rank: int
     ) -> None:
-        self._client, self._outbox, self._feed, self._generation = client, outbox, feed, generation
-        self._rank = rank
+        self._client, self._outbox, self._feed, self._rank = client, outbox, feed, rank
+        self._check_world, self._generation = check_world, check_world.generation
         self._every, self._saved = every, saved
 
     def next(self, step: int) -> StepDirective | None:
-        """The directive of a step; None: not yet."""
+        """The directive of a step; None: not yet. Raises as `check_world`."""
+        self._check_world()
         return self._ask(step) if self._outbox.reachable else self._decide(step)
 
     def _ask(self, step: int) -> StepDirective | None:

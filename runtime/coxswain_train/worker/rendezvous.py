@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 
@@ -13,8 +12,11 @@ from coxswain_link.http_client import Client
 from coxswain_link.outbox import Outbox
 from coxswain_train.parallel.process_groups import ProcessGroups, join, listen
 from coxswain_train.worker.assignments import Assignment
+from coxswain_train.worker.world_check import WorldCheck
 
-_POLL = 10.0  # seconds of one long poll
+_POLL = 10.0  # seconds of the long poll for the world
+_ASK = 2.0  # and of one for the address of rank 0: between two of them a rank looks whether its world is over
+_LOOK = 0.25  # seconds to wait for a coordinator that does not answer
 _PATIENCE = 600.0  # seconds without rank 0
 
 
@@ -30,25 +32,34 @@ def fetch_world(client: Client, assignment: Assignment) -> wire.World:
 
 def rendezvous(
     client: Client, outbox: Outbox, assignment: Assignment, world: wire.World, host: str, device: torch.device,
-    is_aborted: Callable[[], bool],
+    check_world: WorldCheck,
 ) -> ProcessGroups:  # fmt: skip
-    """Rank 0 opens a store and reports its address; every rank joins it."""
+    """Rank 0 opens a store and reports its address; every rank joins it. `client` must not retry. Raises as `check_world`."""
     ranks = len(world.seats)
     if assignment.rank == 0:
         store = listen(host, ranks)
         address = wire.Rendezvous(assignment.generation, host, store.port)
         outbox.put("/v1/rendezvous", world.first_step, address)
     else:
-        address = _find_rendezvous(client, assignment)
+        address = _find_rendezvous(client, outbox, assignment, check_world)
         store = join(address.host, address.port, ranks)
-    return ProcessGroups(store, assignment.rank, ranks, device, is_aborted)
+    return ProcessGroups(store, assignment.rank, ranks, device, check_world.is_aborted)
 
 
-def _find_rendezvous(client: Client, assignment: Assignment) -> wire.Rendezvous:
+def _find_rendezvous(
+    client: Client, outbox: Outbox, assignment: Assignment, check_world: WorldCheck
+) -> wire.Rendezvous:
     generation, deadline = assignment.generation, time.monotonic() + _PATIENCE
+    path = f"/v1/rendezvous?generation={generation}&wait={_ASK:g}"
     while time.monotonic() < deadline:
-        path = f"/v1/rendezvous?generation={generation}&wait={_POLL:g}"
-        address = client.get(path, wire.Rendezvous, generation=generation)
+        check_world()
+        outbox.check()
+        try:
+            address = client.get(path, wire.Rendezvous, generation=generation)
+        except Retryable:  # there is no coordinator, or the order to leave has cut this call
+            outbox.mark_unreachable()
+            outbox.await_answer(_LOOK)
+            continue
         if address is not None:
             return address
     raise Retryable(f"rank {assignment.rank}: rank 0 of generation {generation} did not open its store")

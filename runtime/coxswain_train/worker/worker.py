@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from coxswain import names, wire
 from coxswain.copies import wards_of
-from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain.exits import Exit
 from coxswain.live import LiveSource
 from coxswain.stragglers.surprise import StepLengths
@@ -45,6 +45,7 @@ from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, Assignmen
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient, saved_step
 from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
 from coxswain_train.worker.rendezvous import fetch_world, rendezvous
+from coxswain_train.worker.world_check import WorldCheck
 from coxswain_train.worker.worlds import StateNotTaken, is_out_of_memory, run_worlds
 
 log = logging.getLogger(__name__)
@@ -115,8 +116,8 @@ class Worker:
         self, env: Environment, assignment: Assignment, client: Client, handover: Handover, store: Store,
         is_aborted: Callable[[], bool], live: LiveState,
     ) -> None:  # fmt: skip
-        self._is_aborted, self._live = is_aborted, live
-        self._env, self._assignment, self._client, self._store = env, assignment, client, store
+        self._check_world, self._live = WorldCheck(assignment.generation, is_aborted), live
+        self._env, self._assignment, self._store = env, assignment, store
         self._device = device_of(env.job.parallelism.hardware)
         self._world = world = fetch_world(client, assignment)
         self._computing: tuple[wire.StepPlan, int] | None = None  # a step without a report, and its part of the digest
@@ -127,9 +128,9 @@ class Worker:
         columns = columns_of(world.layout, seat)
         self._lengths = StepLengths()
         self._prefetcher = BatchPrefetcher(handover, seat, world.vocabulary, self._device, columns)
-        self._directive_client = Client(env.coordinator_url, env.token, REACH_DEADLINE, retry=False)
+        self._once = Client(env.coordinator_url, env.token, REACH_DEADLINE, retry=False)
         self._directives = DirectiveClient(
-            self._directive_client, self._outbox, self._feed, assignment.generation, env.job.checkpoint.every_steps,
+            self._once, self._outbox, self._feed, self._check_world, env.job.checkpoint.every_steps,
             saved_step(world), assignment.rank,
         )  # fmt: skip
 
@@ -139,7 +140,7 @@ class Worker:
         self._saver.settle()  # the next world fills the state that a snapshot may still be taken of
         self._prefetcher.close()
         self._feed.close()
-        self._directive_client.close()
+        self._once.close()
         self._report_agreed()
         with suppress(CoxswainError):
             self._outbox.flush(_FLUSH_SECONDS)
@@ -179,7 +180,7 @@ class Worker:
         if self._assignment.rank == 0:
             warn_untested(device.type)
         groups = rendezvous(
-            self._client, self._outbox, self._assignment, self._world, self._env.pod_ip, device, self._is_aborted
+            self._once, self._outbox, self._assignment, self._world, self._env.pod_ip, device, self._check_world
         )
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         seat = self._world.seats[self._assignment.rank]
@@ -297,10 +298,6 @@ class Worker:
                 end, saving = time.monotonic() + seconds, self._outbox.saving
             if time.monotonic() >= end:
                 self._outbox.flush(0.0, step)
-
-    def _check_world(self) -> None:
-        if self._is_aborted():
-            raise Stale(f"generation {self._assignment.generation} is over")
 
     def _leave(self, directive: wire.StepDirective) -> int:
         """Waits for the manifest: a new coordinator may need the reports again.

@@ -249,6 +249,29 @@ async def test_a_job_that_began_with_too_few_trainers_grows_when_there_is_room()
     assert cluster.condition("Degraded")["status"] == "False"
 
 
+@pytest.mark.parametrize("phase", ["Running", "Starting"])
+async def test_a_number_that_a_smaller_start_has_already_restarts_nothing_and_is_no_lack_of_room(phase: str) -> None:
+    cluster = with_job(trainers={**trainers(4), "minCount": 2})
+    cluster.unplaceable = {"trainer-3"}
+    await passes(cluster)
+    cluster.run_all()
+    cluster.tick(910)
+    await passes(cluster, 6)
+    cluster.run_all()
+    cluster.report_now, _ = report(phase, 10), World(cluster, 3)
+    await passes(cluster, 2)
+    before = uids(cluster)
+    scale(cluster, 3)
+    await passes(cluster)
+    assert size_of(cluster) == {"ready": 3, "desired": 3, "asked": 3}
+    assert cluster.condition("Degraded")["reason"] == "AsExpected"
+    cluster.sizes_asked.clear()
+    cluster.report_now = report("Starting", 10)
+    cluster.tick(1000)  # a world that takes long to form
+    await passes(cluster)
+    assert (cluster.sizes_asked, uids(cluster), cluster.job["status"]["attempt"]) == ([], before, 1)
+
+
 async def test_a_job_that_trains_with_the_trainers_that_are_left_is_degraded_and_not_restarted() -> None:
     cluster, _ = await live_world(4)
     before = uids(cluster)

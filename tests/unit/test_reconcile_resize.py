@@ -59,6 +59,22 @@ async def test_a_scaled_job_saves_first_and_starts_again_with_the_new_count_with
     assert [h.reason for h in world.events].count("Scaled") == 1
 
 
+async def test_a_job_that_began_to_train_and_was_scaled_while_no_operator_looked_gets_its_time_to_save() -> None:
+    world = with_job(trainers=trainers(2))
+    await passes(world)
+    world.tick(1000)
+    world.run_all()
+    world.report_now = report("Running", 10)
+    scale(world, 4)
+    asked = world.now
+    await passes(world)
+    assert ("scaled to 4 trainers", -1) in world.calls and world.condition("Progressing")["reason"] == "Scaling"
+    for seconds, attempt in ((597, 0), (602, 1)):
+        world.tick(asked + seconds - world.now)
+        await passes(world, 1)
+        assert world.job["status"]["attempt"] == attempt
+
+
 async def test_changes_that_come_quickly_are_one_restart_with_the_last_count() -> None:
     world = await running_scalable()
     for count in (4, 3, 6):

@@ -207,6 +207,18 @@ async def test_a_queue_that_is_left_has_ended_its_calls() -> None:
     assert (passes.under_way, now(), len(asyncio.all_tasks())) == (0, 1.0, 1)
 
 
+async def test_a_queue_that_is_left_calls_nothing_for_keys_that_are_added_later() -> None:
+    """Another operator may lead by then."""
+    passes = Passes(None)
+    async with WorkQueue(passes) as queue:
+        queue.add(KEY)
+        await asyncio.sleep(1.0)
+    for key in (KEY, ("lab", "other")):
+        queue.add(key)
+    await asyncio.sleep(60.0)
+    assert (len(passes.begun), queue.keys) == (1, [])
+
+
 async def test_a_queue_stalls_when_keys_wait_and_no_call_ends_and_not_before() -> None:
     """A failing server ends calls late and with errors: another operator would fare no better."""
     begun, goes_on, one_ends = list[Key](), asyncio.Event(), asyncio.Event()

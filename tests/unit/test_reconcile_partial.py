@@ -230,6 +230,20 @@ async def test_without_kueue_or_without_a_minimum_the_pods_are_created_at_once(s
     assert len(world.pods()) == 5 and world.workloads() == []
 
 
+@pytest.mark.parametrize(("trainers", "asked"), [(BOUNDS, 1), ({"count": 3}, 0)])
+async def test_kueue_is_asked_only_about_jobs_that_it_may_admit_with_fewer_trainers(trainers: Any, asked: int) -> None:
+    """A job without a minimum would cost a request in each pass, and its Workload is Kueue's own."""
+    world, questions = await waiting(trainers=trainers), list[str]()
+
+    async def admissions(namespace: str, job_uid: str) -> Sequence[AdmissionView]:
+        questions.append(job_uid)
+        return []
+
+    world.admissions = admissions  # type: ignore[method-assign]
+    await passes(world, 1)
+    assert len(questions) == asked
+
+
 OF_QUEUE = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": "first"}
 OF_PODS = {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": "high"}
 

@@ -164,6 +164,16 @@ async def test_the_gated_pods_of_a_job_that_was_deleted_are_let_go() -> None:
     assert len(world.ended) == 1
 
 
+async def test_the_dead_pods_of_a_job_that_was_deleted_are_let_go_by_a_mark_on_one_of_them() -> None:
+    """Of this uid: another job's pod may have the name by then."""
+    world = await admitted()
+    del world.objects["TrainingJob", "demo"]
+    for pod in world.pods():
+        world.end(pod, 1)
+    await Controller(world, world, world.clock).reconcile_job(NAMESPACE, "demo")
+    assert (world.marks, world.ended) == (["demo-coordinator-0"], [])
+
+
 def deleted_and_made_again(world: Queued) -> list[Manifest]:
     """The job and, by the garbage collector, its pods, before the operator looks; returns the pods of the first job."""
     del world.objects["TrainingJob", "demo"]

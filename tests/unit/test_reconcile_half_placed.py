@@ -222,6 +222,12 @@ async def test_pods_come_back_after_the_wait_and_the_releases_are_forgotten_once
     assert world.job["status"]["attempt"] == 0
 
 
+def test_the_releases_are_forgotten_also_in_a_pass_that_changes_the_size() -> None:
+    scene = Scene((*HELD, FIRST, SECOND), spec={"trainers": {"count": 3}}, status=released(2))
+    (write,) = (a for a in scene.decide().actions if isinstance(a, WriteStatus))
+    assert (write.status["attempt"], write.status.get("gang")) == (1, None)
+
+
 async def test_each_start_that_finds_too_few_nodes_counts_one_more_release() -> None:
     world = await half_placed_job()
     for releases in (1, 2, 3):

@@ -15,6 +15,7 @@ from coxswain_operator.children.configuration import JOB
 from coxswain_operator.reconcile import live_size
 from coxswain_operator.reconcile.actions import RequeueAt, Sizing, WriteStatus
 from coxswain_operator.reconcile.member_failures import MISSED_SECONDS
+from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import Event, Manifest
 from tests.unit.fake_cluster import FakeCluster, live, member_of, report, training_job, with_job
 from tests.unit.reconcile_scenes import GANG, NOW, Scene, condition, ended
@@ -397,6 +398,23 @@ def test_a_coordinator_is_asked_while_it_trains_and_has_another_number(
     job["status"] = {"trainers": {"desired": 2, "asked": asked}}
     assert live_size.wanted(job, report(phase), 1000.0) == wanted
     assert live_size.wanted(job, None, 1000.0) == 0
+
+
+def test_a_coordinator_is_asked_for_no_number_before_its_start_has_one() -> None:
+    """It is of the start before, and about to go."""
+    job = training_job(trainers=trainers(3))
+    job["status"] = {"trainers": {"desired": 0, "asked": 0}}
+    assert live_size.wanted(job, report("Running"), 1000.0) == 0
+
+
+@pytest.mark.parametrize(("trained", "wanted"), [(59, 0), (60, 3)])
+def test_a_job_that_began_with_too_few_trainers_asks_for_the_others_in_its_sixtieth_second(
+    trained: int, wanted: int
+) -> None:
+    job = training_job(trainers=trainers(3))
+    attempts = [{"number": 0, "start": stamp(100.0), "end": stamp(900.0)}, {"number": 1, "start": stamp(1000.0)}]
+    job["status"] = {"trainers": {"desired": 2, "asked": 3}, "attempts": attempts}
+    assert live_size.wanted(job, report("Running"), 1000.0 + trained) == wanted
 
 
 @pytest.mark.parametrize("ending", ["True", "False", "deleted"])

@@ -10,9 +10,9 @@ import pytest
 
 from coxswain.wire import JobReport
 from coxswain_operator.reconcile import resize
-from coxswain_operator.reconcile.actions import CheckpointAndStop
+from coxswain_operator.reconcile.actions import CheckpointAndStop, WriteStatus
 from coxswain_operator.reconcile.resize import Resize, plan_resize
-from coxswain_operator.views import Manifest, PodView
+from coxswain_operator.views import Event, Manifest, PodView
 from tests.unit.fake_cluster import FakeCluster, live, member_of, report, report_text, with_job
 from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
@@ -153,6 +153,14 @@ async def test_a_gang_without_room_waits_with_a_message_and_consumes_no_restarts
         await passes(world)
     assert world.state == "Unschedulable" and len(world.created) == 4
     assert "coordinator and 3 more: Unschedulable" in world.condition("PodsReady")["message"]
+
+
+def test_a_failure_in_the_pass_that_changes_the_size_is_counted_and_said() -> None:
+    lost = (replace(COORDINATOR, ready=False), ended(9))
+    decision = Scene(lost, seen="coordinator,trainer:1", spec={"trainers": trainers(3)}).decide()
+    (write,) = decision.of(WriteStatus)
+    assert (write.status["attempt"], write.status["restarts"]) == (1, {"counted": 1, "ignored": 0})
+    assert [e.reason for e in decision.of(Event)][:2] == ["WorkerRestarted", "Scaled"]
 
 
 def scaled(state: str = "Running", reason: str = "Training", since: float = NOW - 600) -> Manifest:

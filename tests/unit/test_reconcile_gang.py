@@ -9,7 +9,7 @@ import pytest
 
 from coxswain.wire import Fault, JobReport
 from coxswain_operator.pod_decoding import child_view
-from coxswain_operator.reconcile.actions import Create, CreatePod, Decision, Delete, RequeueAt
+from coxswain_operator.reconcile.actions import Create, CreatePod, Decision, Delete, RequeueAt, WriteStatus
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import ChildView, Manifest, PodView
 from tests.unit.fake_cluster import report, report_text
@@ -101,6 +101,20 @@ def test_pods_of_older_numbers_and_of_members_that_the_gang_has_no_more_are_dele
     assert scene.decide().of(Delete) == (
         Delete("Pod", "demo-trainer-1-0", "t"), Delete("Pod", "demo-trainer-2-0", "x"),
     )  # fmt: skip
+
+
+def test_an_old_pod_of_a_job_that_is_not_valid_is_deleted_and_its_working_pods_stay() -> None:
+    old = replace(TRAINER, name="demo-trainer-1-0", uid="y")
+    current = replace(TRAINER, name="demo-trainer-1-2", uid="z", incarnation=2)
+    scene = Scene(
+        (*GANG[:3], old, current), spec={"mixRef": {"name": "none"}}, status={"incarnations": [numbered(2, NOW - 50, 0)]}
+    )
+    assert scene.decide().of(Delete) == (Delete("Pod", "demo-trainer-1-0", "y"),)
+
+
+def test_a_job_says_what_its_coordinator_says_of_slow_trainers() -> None:
+    (write,) = Scene(GANG, report("Running", 10, slow="trainer-1 is slow")).decide().of(WriteStatus)
+    assert [c["message"] for c in write.status["conditions"] if c["type"] == "Progressing"] == ["trainer-1 is slow"]
 
 
 READY = replace(COORDINATOR, node="n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -449,6 +450,27 @@ def test_a_pass_is_due_while_the_coordinator_moves_and_when_its_time_to_save_is_
 def test_only_a_refusal_is_said_to_be_why_a_job_must_restart(reply: SizeReply | None, why: str) -> None:
     assert live_size.refusal(Scene(sizing=Sizing(3, reply)).context()) == why
     assert live_size.refusal(Scene().context()) == ""
+
+
+@pytest.mark.parametrize("state", ["UnderWay", "Done", "Refused", None])
+def test_only_a_size_that_is_under_way_is_said_to_be_waited_for(state: Any) -> None:
+    reply = SizeReply(state, 2, "trainer-2 registers") if state else None
+    text = "trains with 2 trainers, 3 are asked for: trainer-2 registers"
+    assert live_size.message(Scene(sizing=Sizing(3, reply)).context()) == text * (state == "UnderWay")
+
+
+def test_a_pass_is_due_when_a_job_that_began_with_too_few_trainers_asks_for_the_others() -> None:
+    attempts = [{"number": 0, "start": stamp(NOW - 10)}]
+    few = {"trainers": {"desired": 1, "asked": 2}, "attempts": attempts}
+    assert RequeueAt(NOW + 50) in Scene(GANG[:3], report("Running", 10), status=few).decide().of(RequeueAt)
+
+
+@pytest.mark.parametrize(("phase", "reason"), [("Running", "CapacityLost"), ("Starting", "AsExpected")])
+def test_only_a_job_that_trains_can_have_lost_the_room_for_a_trainer(phase: str, reason: str) -> None:
+    waits = replace(GANG[3], phase="Pending", ready=False, unscheduled_reason="Unschedulable", created=NOW - 5)
+    (write,) = Scene((*GANG[:3], waits), report(phase, 10)).decide().of(WriteStatus)
+    (degraded,) = (c for c in write.status["conditions"] if c["type"] == "Degraded")
+    assert degraded["reason"] == reason
 
 
 def test_a_restart_of_the_whole_job_takes_no_size_from_the_coordinator_that_goes() -> None:

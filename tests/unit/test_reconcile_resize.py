@@ -207,6 +207,33 @@ def test_a_gang_saves_for_ten_minutes_before_it_gets_another_size_if_its_coordin
     assert resize.message(context) == (f"{change}: waits for the checkpoint" if saves else "")
 
 
+def lost(state: str = "Restarting", status: str = "False", since: float = NOW - 119) -> Manifest:
+    """The status of a job whose world is lost since then."""
+    return {"conditions": [condition("Succeeded", "Unknown", reason=state), condition("Progressing", status, since)]}
+
+
+@pytest.mark.parametrize(
+    ("pod", "phase", "status", "waits"),
+    [
+        (COORDINATOR, "Starting", lost(), True),
+        (COORDINATOR, "Waiting", lost(), True),
+        (COORDINATOR, "Indexing", lost(), False),
+        (replace(COORDINATOR, ready=False), "Starting", lost(), False),
+        (COORDINATOR, "Starting", lost("Starting"), False),  # it has not trained yet
+        (COORDINATOR, "Starting", lost(since=NOW - 120), False),
+        (COORDINATOR, "Starting", lost("Running", "True", NOW - 5000), True),  # it trained until a moment ago
+        (COORDINATOR, "Starting", {}, False),
+    ],
+)
+def test_another_size_waits_two_minutes_for_a_coordinator_that_forms_its_world_again(
+    pod: PodView, phase: str, status: Manifest, waits: bool
+) -> None:
+    context = Scene((pod,), report(phase, 10), status=status, spec={"trainers": trainers(3)}).context()
+    assert context.config is not None
+    assert (plan_resize(context, context.config) is None) is waits
+    assert resize.requeue_times(context) == ((NOW + 2,) if waits else ())
+
+
 def placed(index: int, **more: Any) -> PodView:
     return replace(TRAINER, index=index, node="n", **more)
 

@@ -132,6 +132,21 @@ async def test_pods_that_kueue_evicts_come_back_in_their_group_uncounted() -> No
     assert (world.job["status"]["restarts"]["counted"], world.ended, world.marks) == (0, [], [])
 
 
+async def test_a_job_whose_pods_have_all_gone_and_that_is_then_scaled_is_another_group() -> None:
+    """Its pods name another number: Kueue admits no group whose pods disagree."""
+    bounds = {"minCount": 1, "maxCount": 4}
+    world = Queued(trainers={"count": 2})
+    await begin(world)
+    (group,) = {group_of(pod) for pod in world.pods()}
+    world.report_now = None
+    for pod in world.pods():
+        await world.delete("Pod", NAMESPACE, pod["metadata"]["name"])
+    await Controller(world, world, world.clock).pass_once(NAMESPACE, "demo")
+    world.edit("TrainingJob", "demo", trainers={"count": 1, **bounds})
+    await passes(world, 8)
+    assert group not in {group_of(pod) for pod in world.pods()}
+
+
 async def test_a_restart_of_the_job_is_another_group_and_ends_the_one_before() -> None:
     world = await admitted(failurePolicy={"rules": [RESTART_JOB]})
     (group,) = {group_of(pod) for pod in world.pods()}

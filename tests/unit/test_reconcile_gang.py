@@ -107,7 +107,9 @@ def test_an_old_pod_of_a_job_that_is_not_valid_is_deleted_and_its_working_pods_s
     old = replace(TRAINER, name="demo-trainer-1-0", uid="y")
     current = replace(TRAINER, name="demo-trainer-1-2", uid="z", incarnation=2)
     scene = Scene(
-        (*GANG[:3], old, current), spec={"mixRef": {"name": "none"}}, status={"incarnations": [numbered(2, NOW - 50, 0)]}
+        (*GANG[:3], old, current),
+        spec={"mixRef": {"name": "none"}},
+        status={"incarnations": [numbered(2, NOW - 50, 0)]},
     )
     assert scene.decide().of(Delete) == (Delete("Pod", "demo-trainer-1-0", "y"),)
 

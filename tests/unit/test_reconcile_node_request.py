@@ -7,7 +7,7 @@ from dataclasses import replace as changed_settings
 import pytest
 from msgspec.structs import replace as changed
 
-from coxswain.names import LABEL_INCARNATION
+from coxswain.names import LABEL_INCARNATION, LABEL_JOB_UID
 from coxswain.wire import NodeRequest
 from coxswain_operator.reconcile import node_request
 from coxswain_operator.reconcile.status import KeptNode, read_status
@@ -117,6 +117,16 @@ async def test_a_start_of_all_pods_gives_a_trainer_on_a_node_in_quarantine_no_nu
     await passes(world, 1)
     assert [entry["name"] for entry in world.job["status"]["incarnations"]] == ["all"]
     assert said(world, "PodDisrupted") == [] or how is is_released
+
+
+async def test_a_quarantine_that_is_over_makes_room_for_the_next_one_in_the_same_pass() -> None:
+    world = await asking()
+    node(world, "spare")
+    meta = {"name": "elsewhere", "labels": {LABEL_JOB_UID: "another"}}
+    over = {"node": "elsewhere", "reason": "Slow", "until": stamp(world.now - 1)}
+    world.put({"kind": "NodeQuarantine", "metadata": meta, "spec": over})
+    await passes(world, 1)
+    assert quarantined(world) == [SLOW.node] and len(said(world, "NodeQuarantined")) == 1
 
 
 async def test_a_trainer_leaves_a_node_in_quarantine_once_the_start_of_all_is_over() -> None:

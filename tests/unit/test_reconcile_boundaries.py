@@ -9,7 +9,7 @@ import pytest
 
 from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain_operator.controller import Controller
-from coxswain_operator.reconcile import leftovers, reconcile
+from coxswain_operator.reconcile import deadlines, leftovers, reconcile
 from coxswain_operator.reconcile.actions import Delete, RequeueAt
 from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.reconcile.times import stamp
@@ -164,6 +164,12 @@ async def test_the_deadline_ends_a_job_in_its_last_second(limit: int, state: str
     assert world.state == state
 
 
+@pytest.mark.parametrize(("since", "seconds"), [(NOW - 30, 70.0), (NOW, 40.0), (NOW + 500, 40.0)])
+def test_a_clock_that_is_set_back_takes_no_active_time_away(since: float, seconds: float) -> None:
+    status = {"conditions": [condition("Suspended", "False")], "activeSeconds": 40, "activeSince": stamp(since)}
+    assert deadlines.active_seconds(Scene(GANG, status=status).context()) == seconds
+
+
 async def test_a_job_that_has_completed_is_not_failed_by_a_deadline_that_has_passed_since() -> None:
     world = await running(activeDeadlineSeconds=100)
     world.end(world.pod("coordinator") or {}, 0, report_text("Completed", step=100))
@@ -181,9 +187,9 @@ async def test_pods_of_a_completed_job_get_fifteen_seconds(seconds: int, deleted
     assert len(await one_pass(world)) == deleted
 
 
-@pytest.mark.parametrize(("seconds", "exists"), [(99, True), (100, False)])
-async def test_a_finished_job_is_deleted_when_its_time_to_live_is_over(seconds: int, exists: bool) -> None:
-    world = await running(ttlSecondsAfterFinished=100)
+@pytest.mark.parametrize(("ttl", "seconds", "exists"), [(100, 99, True), (100, 100, False), (0, 0, False)])
+async def test_a_finished_job_is_deleted_when_its_time_to_live_is_over(ttl: int, seconds: int, exists: bool) -> None:
+    world = await running(ttlSecondsAfterFinished=ttl)
     world.end(world.pod("coordinator") or {}, 0, report_text("Completed", step=100))
     await one_pass(world)
     world.tick(seconds)

@@ -9,6 +9,7 @@ import pytest
 from coxswain.api.pod_template import split_template, template_faults
 from coxswain.api.resolve import resolve
 from coxswain.api.validate import check
+from coxswain_operator.children.scheduling import POD_SET
 from coxswain_operator.controller import Controller
 from coxswain_operator.views import Manifest
 from docs.tools import pod_template as generator
@@ -152,6 +153,23 @@ def test_labels_and_annotations_reach_the_pods_and_never_replace_the_operators()
     assert mine["labels"]["coxswain.dev/role"] == "trainer"
     assert mine["annotations"].items() >= annotations.items()
     assert "team" not in pods["loader-0"]["labels"]
+
+
+def test_annotations_of_a_template_never_replace_those_of_the_pods_queue() -> None:
+    """Pods of one group that name another number, or another set, are never admitted."""
+    theirs = {"kueue.x-k8s.io/pod-group-total-count": "1", POD_SET: "mine"}
+    queue = {"queueing": {"backend": "Kueue", "queueName": "research"}}
+    trainers = {"count": 2, "template": {"metadata": {"annotations": theirs}}}
+    found = made("trainer-1", trainers=trainers, scheduling=queue)["metadata"]["annotations"]
+    assert [found[key] for key in theirs] == ["4", "trainer"]
+
+
+def test_what_the_operator_fixes_stays_whatever_a_former_template_says() -> None:
+    """The schema of today has none of it; a stored template of an earlier release may."""
+    former = {"restartPolicy": "Always", "hostname": "x", "subdomain": "y", "automountServiceAccountToken": True}
+    plain, laid = (made("trainer-1", trainers={"count": 2, "template": t})["spec"] for t in ({}, former))
+    assert laid["automountServiceAccountToken"] is False
+    assert {key: laid[key] for key in former} == {key: plain[key] for key in former}
 
 
 def test_containers_of_the_data_template_go_to_the_pods_of_their_name() -> None:

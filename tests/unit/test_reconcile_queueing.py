@@ -250,6 +250,7 @@ MARK_B, MARK_D, END = LeaveQueue("old", "b", "a"), LeaveQueue("old", "d", "a"), 
     ("pods", "releases"),
     [
         ((DEAD, RUNS), []),
+        ((replace(DEAD, lingers=True),), []),  # a container beside ours runs on
         ((HELD, RUNS), []),
         ((GOING,), [MARK_B]),
         ((GOING, DEAD), [MARK_D]),  # which stays, for its log

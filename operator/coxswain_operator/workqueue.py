@@ -47,6 +47,7 @@ class WorkQueue:
         self._due: dict[Key, float] = {}  # when a key was added that is not in process yet
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
         self._ended = 0.0  # when a call ended last, by the event loop's clock
+        self._is_left = False
 
     async def __aenter__(self) -> WorkQueue:
         return self
@@ -54,13 +55,15 @@ class WorkQueue:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = list(self._tasks.values())
+        self._is_left, tasks = True, list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def add(self, key: Key) -> None:
-        """Asks for a call soon, also during one."""
+        """Asks for a call soon, also during one. Nothing once the queue is left: another operator may lead by then."""
+        if self._is_left:
+            return
         self._due.setdefault(key, asyncio.get_running_loop().time())
         if key not in self._tasks:
             self._added[key] = asyncio.Event()

@@ -160,6 +160,22 @@ async def test_a_key_that_fails_for_a_day_is_still_called() -> None:
         assert called > 1200 and len(passes.begun) >= called + 1
 
 
+async def test_a_key_rests_for_least_also_where_the_next_call_is_due_at_once() -> None:
+    passes = Passes(RequeueDelay(10.0, 0.0), REST)
+    async with WorkQueue(passes) as queue:
+        queue.add(KEY)
+        await asyncio.sleep(60.0)
+    assert passes.begun == pytest.approx([COALESCE_SECONDS, 2 * COALESCE_SECONDS + 10.0])
+
+
+async def test_a_key_whose_call_fails_by_an_error_of_any_kind_is_called_again() -> None:
+    passes = Passes(KeyError("spec"), REST)
+    async with WorkQueue(passes) as queue:
+        queue.add(KEY)
+        await asyncio.sleep(60.0)
+    assert len(passes.begun) == 2
+
+
 async def test_pauses_of_many_jobs_differ_by_half(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[float, float]] = []
     monkeypatch.setattr(workqueue.random, "uniform", lambda *bounds: drawn.append(bounds) or 1.0)
@@ -205,6 +221,18 @@ async def test_a_queue_that_is_left_has_ended_its_calls() -> None:
         await asyncio.sleep(1.0)
         assert passes.under_way == 1
     assert (passes.under_way, now(), len(asyncio.all_tasks())) == (0, 1.0, 1)
+
+
+async def test_a_queue_that_is_left_calls_nothing_for_keys_that_are_added_later() -> None:
+    """Another operator may lead by then."""
+    passes = Passes(None)
+    async with WorkQueue(passes) as queue:
+        queue.add(KEY)
+        await asyncio.sleep(1.0)
+    for key in (KEY, ("lab", "other")):
+        queue.add(key)
+    await asyncio.sleep(60.0)
+    assert (len(passes.begun), queue.keys) == (1, [])
 
 
 async def test_a_queue_stalls_when_keys_wait_and_no_call_ends_and_not_before() -> None:

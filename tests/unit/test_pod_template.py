@@ -9,12 +9,16 @@ import pytest
 from coxswain.api.pod_template import split_template, template_faults
 from coxswain.api.resolve import resolve
 from coxswain.api.validate import check
+from coxswain.names import ANNOTATION_AVOIDS
+from coxswain_operator.children import PodPlan
+from coxswain_operator.children.scheduling import POD_SET
 from coxswain_operator.controller import Controller
+from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 from docs.tools import pod_template as generator
 from tests.api_samples import sample
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job, with_job
-from tests.unit.test_reconcile_children import environment, made
+from tests.unit.test_reconcile_children import environment, job_and_config, made
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 TRAINERS = "spec.trainers.template"
@@ -152,6 +156,40 @@ def test_labels_and_annotations_reach_the_pods_and_never_replace_the_operators()
     assert mine["labels"]["coxswain.dev/role"] == "trainer"
     assert mine["annotations"].items() >= annotations.items()
     assert "team" not in pods["loader-0"]["labels"]
+
+
+def test_annotations_of_a_template_never_replace_those_of_the_pods_queue() -> None:
+    """Pods of one group that name another number, or another set, are never admitted."""
+    theirs = {"kueue.x-k8s.io/pod-group-total-count": "1", POD_SET: "mine"}
+    queue = {"queueing": {"backend": "Kueue", "queueName": "research"}}
+    trainers = {"count": 2, "template": {"metadata": {"annotations": theirs}}}
+    found = made("trainer-1", trainers=trainers, scheduling=queue)["metadata"]["annotations"]
+    assert [found[key] for key in theirs] == ["4", "trainer"]
+
+
+def test_a_template_says_nothing_of_the_nodes_that_a_pod_avoids() -> None:
+    """A pod of which the operator believes it is replaced again and again once it waits for a node."""
+    template = {"metadata": {"annotations": {ANNOTATION_AVOIDS: "gpu-7", "team": "a"}}}
+    job, config = job_and_config(trainers={"count": 2, "template": template})
+    found = [PodPlan(job, config, Settings(), 0, 0, avoid=nodes).pod("trainer-1", 0) for nodes in ((), ("bad",))]
+    assert [p["metadata"]["annotations"].get(ANNOTATION_AVOIDS) for p in found] == [None, "bad"]
+    assert {p["metadata"]["annotations"]["team"] for p in found} == {"a"}
+
+
+def test_a_pod_gets_no_service_links_and_a_token_that_its_group_alone_reads() -> None:
+    spec = made("loader-0")["spec"]
+    (token,) = (v["secret"] for v in spec["volumes"] if v["name"] == "token")
+    (mount,) = (m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "token")
+    assert (token["defaultMode"], mount["readOnly"], spec["enableServiceLinks"]) == (0o440, True, False)
+    assert spec["terminationGracePeriodSeconds"] == 60  # to finish a checkpoint's upload
+
+
+def test_what_the_operator_fixes_stays_whatever_a_former_template_says() -> None:
+    """The schema of today has none of it; a stored template of an earlier release may."""
+    former = {"restartPolicy": "Always", "hostname": "x", "subdomain": "y", "automountServiceAccountToken": True}
+    plain, laid = (made("trainer-1", trainers={"count": 2, "template": t})["spec"] for t in ({}, former))
+    assert laid["automountServiceAccountToken"] is False
+    assert {key: laid[key] for key in former} == {key: plain[key] for key in former}
 
 
 def test_containers_of_the_data_template_go_to_the_pods_of_their_name() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain_operator.controller import Controller
-from coxswain_operator.reconcile import leftovers, reconcile
+from coxswain_operator.reconcile import deadlines, leftovers, reconcile
 from coxswain_operator.reconcile.actions import Delete, RequeueAt
 from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.reconcile.times import stamp
@@ -18,6 +19,7 @@ from tests.unit.fake_cluster import (
     NAMESPACE,
     FakeCluster,
     report_text,
+    with_job,
 )
 from tests.unit.reconcile_scenes import GANG, NOW, TRAINER, Scene, condition
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB, passes, running
@@ -162,6 +164,12 @@ async def test_the_deadline_ends_a_job_in_its_last_second(limit: int, state: str
     assert world.state == state
 
 
+@pytest.mark.parametrize(("since", "seconds"), [(NOW - 30, 70.0), (NOW, 40.0), (NOW + 500, 40.0)])
+def test_a_clock_that_is_set_back_takes_no_active_time_away(since: float, seconds: float) -> None:
+    status = {"conditions": [condition("Suspended", "False")], "activeSeconds": 40, "activeSince": stamp(since)}
+    assert deadlines.active_seconds(Scene(GANG, status=status).context()) == seconds
+
+
 async def test_a_job_that_has_completed_is_not_failed_by_a_deadline_that_has_passed_since() -> None:
     world = await running(activeDeadlineSeconds=100)
     world.end(world.pod("coordinator") or {}, 0, report_text("Completed", step=100))
@@ -179,9 +187,9 @@ async def test_pods_of_a_completed_job_get_fifteen_seconds(seconds: int, deleted
     assert len(await one_pass(world)) == deleted
 
 
-@pytest.mark.parametrize(("seconds", "exists"), [(99, True), (100, False)])
-async def test_a_finished_job_is_deleted_when_its_time_to_live_is_over(seconds: int, exists: bool) -> None:
-    world = await running(ttlSecondsAfterFinished=100)
+@pytest.mark.parametrize(("ttl", "seconds", "exists"), [(100, 99, True), (100, 100, False), (0, 0, False)])
+async def test_a_finished_job_is_deleted_when_its_time_to_live_is_over(ttl: int, seconds: int, exists: bool) -> None:
+    world = await running(ttlSecondsAfterFinished=ttl)
     world.end(world.pod("coordinator") or {}, 0, report_text("Completed", step=100))
     await one_pass(world)
     world.tick(seconds)
@@ -224,6 +232,46 @@ def test_a_job_names_one_object_that_holds_a_name_of_its_children_and_counts_the
         f"NameTaken: Service demo-0 belongs to TrainingJob other; delete it, or give the job another name{others}"
     )
     assert leftovers.describe(Scene().context()) == ""
+
+
+def orphan(name: str, **meta: Any) -> Manifest:
+    """A pod of an earlier job of the same name, which was deleted without its pods."""
+    owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": "demo", "uid": "before", "controller": True}
+    labels = {LABEL_ROLE: "trainer", LABEL_INDEX: "1", LABEL_INCARNATION: name.rpartition("-")[2]}
+    head = {"name": name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [owner], **meta}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": {"nodeName": "n"}}
+    return {**pod, "status": {"phase": "Running"}}
+
+
+async def with_orphan(pod: Manifest) -> FakeCluster:
+    world = with_job()
+    world.set_node("n", "Unknown")
+    world.put(pod)
+    controller = Controller(world, world, world.clock)
+    for _ in range(4):
+        await controller.pass_once(NAMESPACE, "demo")
+        world.tick()
+    return world
+
+
+async def test_a_pod_of_an_earlier_job_that_holds_no_name_of_this_one_stays_as_it_is() -> None:
+    world = await with_orphan(orphan("demo-trainer-1-7"))
+    assert "deletionTimestamp" not in world.objects["Pod", "demo-trainer-1-7"]["metadata"]
+
+
+async def test_a_pod_of_an_earlier_job_that_holds_a_name_on_a_lost_node_is_deleted_by_force() -> None:
+    world = await with_orphan(orphan("demo-trainer-1-0", deletionTimestamp=stamp(990.0)))
+    assert world.created.count("demo-trainer-1-0") == 1
+
+
+async def test_an_object_that_only_carries_the_label_of_a_job_is_no_child_of_it() -> None:
+    """As one that a person has copied from a child: labels prove nothing."""
+    world = await running()
+    labels = {LABEL_JOB_UID: world.job["metadata"]["uid"]}
+    copy = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mine", "labels": labels}, "data": {}}
+    world.put(copy)
+    await passes(world)
+    assert ("ConfigMap", "mine") in world.objects
 
 
 OLD = replace(TRAINER, name="demo-trainer-1-7", uid="old", created=999.0)  # the job is of second 1000

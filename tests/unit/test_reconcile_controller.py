@@ -417,6 +417,40 @@ async def test_nodes_are_read_only_where_a_rule_a_deletion_or_a_disruption_needs
     assert all(p.node_conditions == ({("Ready", "Gone")} if asked else set()) for p in observed.pods)
 
 
+async def test_nodes_that_the_operator_may_not_read_are_not_taken_for_lost() -> None:
+    world = await running()
+    meta = world.pod("trainer-1")["metadata"]
+    meta |= {"deletionTimestamp": stamp(world.now - 100), "finalizers": ["example.com/slow"]}
+    await passes(world, 2)
+    assert "deletionGracePeriodSeconds" not in meta  # not deleted by force
+
+
+async def test_of_many_names_that_are_taken_a_pass_looks_at_five() -> None:
+    others = [foreign_pod(f"demo-trainer-{i}-0") for i in range(9)]
+    world = FakeCluster(data_source(), data_mix(), training_job(trainers={"count": 9}), *others)
+    controller = Controller(world, world, world.clock)
+    await controller.reconcile_job(NAMESPACE, "demo")
+    looks: list[str] = []
+    world.before_call = lambda verb, what: looks.append(what) if (verb, what) == ("get", "Pod") else None
+    await controller.reconcile_job(NAMESPACE, "demo")
+    assert len(looks) == 5
+
+
+async def test_a_child_of_its_own_that_a_list_does_not_show_yet_is_not_said_to_be_anothers() -> None:
+    world, find = with_job(), FakeCluster.list
+    await passes(world)
+
+    async def late(kind: str, namespace: str, labels: dict[str, str] | None = None) -> list[Manifest]:
+        return [] if kind == "Service" else await find(world, kind, namespace, labels)
+
+    world.list = late  # type: ignore[method-assign]
+    controller = Controller(world, world, world.clock)
+    for _ in range(3):
+        await controller.reconcile_job(NAMESPACE, "demo")
+        world.tick(10)
+    assert "NameTaken" not in world.condition("Succeeded")["message"]
+
+
 def test_without_a_watch_the_poll_still_finds_changes() -> None:
     class Deaf(FakeCluster):
         async def watch(

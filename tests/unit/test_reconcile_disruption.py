@@ -82,6 +82,19 @@ async def test_a_suspended_job_does_not_wait_for_pods_of_lost_nodes() -> None:
     assert (world.state, world.pods()) == ("Suspended", [])
 
 
+@pytest.mark.parametrize("member", ["coordinator", "trainer-1"])
+async def test_pods_of_lost_nodes_do_not_stay_while_a_checkpoint_is_waited_for(member: str) -> None:
+    world = await running()
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes(world)
+    world.set_node(f"node-of-{member}", "Unknown")
+    world.pod(member)["metadata"]["deletionTimestamp"] = stamp(world.now + 60)
+    await passes(world)
+    assert world.pod(member) is None
+    await passes(world)
+    assert world.state == ("Suspended" if member == "coordinator" else "Suspending")
+
+
 async def test_the_pods_of_a_job_that_has_ended_do_not_stay_on_lost_nodes() -> None:
     world = await running()
     world.set_node("node-of-trainer-1", "Unknown")

@@ -9,7 +9,7 @@ import pytest
 
 from coxswain.wire import Fault, JobReport
 from coxswain_operator.pod_decoding import child_view
-from coxswain_operator.reconcile.actions import Create, CreatePod, Decision, Delete, RequeueAt
+from coxswain_operator.reconcile.actions import Create, CreatePod, Decision, Delete, RequeueAt, WriteStatus
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import ChildView, Manifest, PodView
 from tests.unit.fake_cluster import report, report_text
@@ -103,6 +103,34 @@ def test_pods_of_older_numbers_and_of_members_that_the_gang_has_no_more_are_dele
     )  # fmt: skip
 
 
+def test_only_a_pod_of_the_stored_number_that_stays_and_works_serves() -> None:
+    for pod in (replace(TRAINER, incarnation=1), replace(TRAINER, deleting=True), replace(TRAINER, ready=False)):
+        context = Scene((*GANG[:3], pod)).context()
+        assert (context.not_serving, context.all_serving) == (("trainer-1",), False)
+    assert Scene(GANG).context().all_serving
+
+
+def test_a_job_that_is_not_valid_and_has_no_pods_is_not_said_to_have_all_of_them_ready() -> None:
+    (write,) = Scene(spec={"mixRef": {"name": "none"}}).decide().of(WriteStatus)
+    assert [c["status"] for c in write.status["conditions"] if c["type"] == "PodsReady"] == ["False"]
+
+
+def test_an_old_pod_of_a_job_that_is_not_valid_is_deleted_and_its_working_pods_stay() -> None:
+    old = replace(TRAINER, name="demo-trainer-1-0", uid="y")
+    current = replace(TRAINER, name="demo-trainer-1-2", uid="z", incarnation=2)
+    scene = Scene(
+        (*GANG[:3], old, current),
+        spec={"mixRef": {"name": "none"}},
+        status={"incarnations": [numbered(2, NOW - 50, 0)]},
+    )
+    assert scene.decide().of(Delete) == (Delete("Pod", "demo-trainer-1-0", "y"),)
+
+
+def test_a_job_says_what_its_coordinator_says_of_slow_trainers() -> None:
+    (write,) = Scene(GANG, report("Running", 10, slow="trainer-1 is slow")).decide().of(WriteStatus)
+    assert [c["message"] for c in write.status["conditions"] if c["type"] == "Progressing"] == ["trainer-1 is slow"]
+
+
 READY = replace(COORDINATOR, node="n")
 SILENT = replace(READY, ready=False)
 GATED = replace(LOADER, phase="Pending", unscheduled_reason="SchedulingGated")
@@ -129,6 +157,7 @@ PROGRESS = {"step": 1, "steps": 2, "tokens": "0", "tokensPerSecond": "0", "idleP
         ((SILENT,), None, "Running", False, "Starting"),
         ((ended(1, READY),), None, "Running", True, "Restarting"),
         ((ended(1, READY, message=LEFT),), None, "Starting", True, "Running"),
+        ((ended(3, READY, message=report_text("Suspended")),), None, "Running", True, "Restarting"),
     ],
 )
 def test_the_state_of_a_gang_is_what_its_coordinator_says_or_said_a_moment_ago(

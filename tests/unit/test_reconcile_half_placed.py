@@ -222,6 +222,42 @@ async def test_pods_come_back_after_the_wait_and_the_releases_are_forgotten_once
     assert world.job["status"]["attempt"] == 0
 
 
+def test_a_release_is_due_in_the_moment_for_which_a_pass_is_asked() -> None:
+    due = due_of("u")
+    found = [half_placed.plan_release(replace(Scene(HALF), now=now).context()) for now in (due - 0.001, due)]
+    assert [release is not None for release in found] == [False, True]
+
+
+@pytest.mark.parametrize(("left", "held"), [(0, False), (1, True), (600, True), (601, False)])
+def test_a_back_off_lasts_to_its_end_unless_it_is_longer_than_any(left: int, held: bool) -> None:
+    status = {"gang": {"releases": 1, "until": stamp(NOW + left)}}
+    context = Scene(HALF, status=status).context()
+    assert half_placed.is_held(context.status, NOW) is held
+    assert bool(half_placed.message(context)) is held
+
+
+def test_a_release_names_only_pods_that_lack_a_node_and_delays_no_pod_beyond_its_wait() -> None:
+    pulls = replace(FIRST, phase="Pending", waiting="ImagePullBackOff", created=NOW - 10)
+    again = [{"name": "all", "number": 0, "since": stamp(NOW - 1200), "delaySeconds": 8}]
+    scene = Scene((*HELD, pulls, lacks_node(SECOND)), seen="coordinator", status={"incarnations": again})
+    (write,) = (a for a in scene.decide().actions if isinstance(a, WriteStatus))
+    said = next(c["message"] for c in write.status["conditions"] if c["type"] == "Succeeded")
+    assert "trainer-1: Unschedulable" in said and "ImagePullBackOff" not in said
+    assert [(e["number"], e.get("delaySeconds", 0)) for e in write.status["incarnations"]] == [(1, 0)]
+
+
+def test_the_releases_are_forgotten_once_all_pods_work_although_none_trains_yet() -> None:
+    decision = Scene((*HELD, FIRST, SECOND), status=released(2)).decide()
+    (write,) = (a for a in decision.actions if isinstance(a, WriteStatus))
+    assert "gang" not in write.status
+
+
+def test_the_releases_are_forgotten_also_in_a_pass_that_changes_the_size() -> None:
+    scene = Scene((*HELD, FIRST, SECOND), spec={"trainers": {"count": 3}}, status=released(2))
+    (write,) = (a for a in scene.decide().actions if isinstance(a, WriteStatus))
+    assert (write.status["attempt"], write.status.get("gang")) == (1, None)
+
+
 async def test_each_start_that_finds_too_few_nodes_counts_one_more_release() -> None:
     world = await half_placed_job()
     for releases in (1, 2, 3):

@@ -121,6 +121,15 @@ async def test_a_job_takes_the_newest_key_at_its_next_start(release: str, known:
     assert mounted(world) == {named(world, NEW)} and named(world, NEW) in secrets(world)
 
 
+async def test_a_start_with_the_trainers_that_found_a_node_takes_the_newest_key_too() -> None:
+    world = with_job(trainers={"count": 2, "minCount": 1, "maxCount": 4})
+    world.unplaceable = {"trainer-1"}
+    await passes(world, keys(OLD))
+    world.tick(910)
+    await passes(world, keys(NEW, OLD))
+    assert world.job["status"]["attempt"] == 1 and mounted(world) == {named(world, NEW)}
+
+
 async def test_a_start_whose_key_is_gone_before_any_pod_came_takes_the_new_key() -> None:
     world = with_job()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from coxswain_operator.children.configuration import JOB
 from coxswain_operator.reconcile import live_size
 from coxswain_operator.reconcile.actions import RequeueAt, Sizing, WriteStatus
 from coxswain_operator.reconcile.member_failures import MISSED_SECONDS
+from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import Event, Manifest
 from tests.unit.fake_cluster import FakeCluster, live, member_of, report, training_job, with_job
 from tests.unit.reconcile_scenes import GANG, NOW, Scene, condition, ended
@@ -249,6 +251,29 @@ async def test_a_job_that_began_with_too_few_trainers_grows_when_there_is_room()
     assert cluster.condition("Degraded")["status"] == "False"
 
 
+@pytest.mark.parametrize("phase", ["Running", "Starting"])
+async def test_a_number_that_a_smaller_start_has_already_restarts_nothing_and_is_no_lack_of_room(phase: str) -> None:
+    cluster = with_job(trainers={**trainers(4), "minCount": 2})
+    cluster.unplaceable = {"trainer-3"}
+    await passes(cluster)
+    cluster.run_all()
+    cluster.tick(910)
+    await passes(cluster, 6)
+    cluster.run_all()
+    cluster.report_now, _ = report(phase, 10), World(cluster, 3)
+    await passes(cluster, 2)
+    before = uids(cluster)
+    scale(cluster, 3)
+    await passes(cluster)
+    assert size_of(cluster) == {"ready": 3, "desired": 3, "asked": 3}
+    assert cluster.condition("Degraded")["reason"] == "AsExpected"
+    cluster.sizes_asked.clear()
+    cluster.report_now = report("Starting", 10)
+    cluster.tick(1000)  # a world that takes long to form
+    await passes(cluster)
+    assert (cluster.sizes_asked, uids(cluster), cluster.job["status"]["attempt"]) == ([], before, 1)
+
+
 async def test_a_job_that_trains_with_the_trainers_that_are_left_is_degraded_and_not_restarted() -> None:
     cluster, _ = await live_world(4)
     before = uids(cluster)
@@ -376,6 +401,23 @@ def test_a_coordinator_is_asked_while_it_trains_and_has_another_number(
     assert live_size.wanted(job, None, 1000.0) == 0
 
 
+def test_a_coordinator_is_asked_for_no_number_before_its_start_has_one() -> None:
+    """It is of the start before, and about to go."""
+    job = training_job(trainers=trainers(3))
+    job["status"] = {"trainers": {"desired": 0, "asked": 0}}
+    assert live_size.wanted(job, report("Running"), 1000.0) == 0
+
+
+@pytest.mark.parametrize(("trained", "wanted"), [(59, 0), (60, 3)])
+def test_a_job_that_began_with_too_few_trainers_asks_for_the_others_in_its_sixtieth_second(
+    trained: int, wanted: int
+) -> None:
+    job = training_job(trainers=trainers(3))
+    attempts = [{"number": 0, "start": stamp(100.0), "end": stamp(900.0)}, {"number": 1, "start": stamp(1000.0)}]
+    job["status"] = {"trainers": {"desired": 2, "asked": 3}, "attempts": attempts}
+    assert live_size.wanted(job, report("Running"), 1000.0 + trained) == wanted
+
+
 @pytest.mark.parametrize("ending", ["True", "False", "deleted"])
 def test_a_job_that_has_ended_or_is_deleted_is_asked_for_no_other_number(ending: str) -> None:
     job = training_job(trainers=trainers(3))
@@ -408,6 +450,27 @@ def test_a_pass_is_due_while_the_coordinator_moves_and_when_its_time_to_save_is_
 def test_only_a_refusal_is_said_to_be_why_a_job_must_restart(reply: SizeReply | None, why: str) -> None:
     assert live_size.refusal(Scene(sizing=Sizing(3, reply)).context()) == why
     assert live_size.refusal(Scene().context()) == ""
+
+
+@pytest.mark.parametrize("state", ["UnderWay", "Done", "Refused", None])
+def test_only_a_size_that_is_under_way_is_said_to_be_waited_for(state: Any) -> None:
+    reply = SizeReply(state, 2, "trainer-2 registers") if state else None
+    text = "trains with 2 trainers, 3 are asked for: trainer-2 registers"
+    assert live_size.message(Scene(sizing=Sizing(3, reply)).context()) == text * (state == "UnderWay")
+
+
+def test_a_pass_is_due_when_a_job_that_began_with_too_few_trainers_asks_for_the_others() -> None:
+    attempts = [{"number": 0, "start": stamp(NOW - 10)}]
+    few = {"trainers": {"desired": 1, "asked": 2}, "attempts": attempts}
+    assert RequeueAt(NOW + 50) in Scene(GANG[:3], report("Running", 10), status=few).decide().of(RequeueAt)
+
+
+@pytest.mark.parametrize(("phase", "reason"), [("Running", "CapacityLost"), ("Starting", "AsExpected")])
+def test_only_a_job_that_trains_can_have_lost_the_room_for_a_trainer(phase: str, reason: str) -> None:
+    waits = replace(GANG[3], phase="Pending", ready=False, unscheduled_reason="Unschedulable", created=NOW - 5)
+    (write,) = Scene((*GANG[:3], waits), report(phase, 10)).decide().of(WriteStatus)
+    (degraded,) = (c for c in write.status["conditions"] if c["type"] == "Degraded")
+    assert degraded["reason"] == reason
 
 
 def test_a_restart_of_the_whole_job_takes_no_size_from_the_coordinator_that_goes() -> None:

@@ -191,6 +191,7 @@ PULL: dict[str, Any] = {"failurePolicy": {"rules": [
         (replace(PENDING, scheduled=NOW - 59), LIMIT, ""),
         (replace(PENDING, phase="Running"), LIMIT, ""),
         (replace(PENDING, unscheduled_reason="Unschedulable"), LIMIT, ""),
+        (replace(PENDING, unscheduled_reason="SchedulingGated"), LIMIT, ""),  # it waits for its queue
         (replace(PENDING, waiting="ImagePullBackOff"), PULL, "ImagePullBackOff"),
         (replace(PENDING, waiting="CrashLoopBackOff"), PULL, ""),
         (PENDING, PULL, ""),
@@ -230,6 +231,8 @@ def test_a_loss_names_its_pod_its_exit_code_and_the_fault_in_its_message() -> No
         (ended(1, conditions=frozenset({("DisruptionTarget", "False")})), False),
         (replace(TRAINER, deleting=True), True),
         (ended(137, reason="OOMKilled"), False),
+        (ended(1, reason="OutOfcpu"), False),  # it ran: its own program says so
+        (ended(None, reason="OutOfcpu"), True),
     ],
 )
 def test_only_what_the_cluster_does_to_a_pod_is_a_disruption(pod: PodView, disrupted: bool) -> None:

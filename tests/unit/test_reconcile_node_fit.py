@@ -64,6 +64,8 @@ EMPTY = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}]}}}}
         ({}, (), 1, "too little nvidia.com/gpu"),
         ({"nodeSelector": {"pool": "a"}}, (), 0, ""),
         ({"nodeSelector": {"pool": "b"}}, (), 0, "not selected"),
+        ({"nodeName": "n"}, (), 0, ""),
+        ({"nodeName": "slow"}, (), 0, "not selected"),  # its template allows no other node
         (term("In", "a"), (), 0, ""),
         (term("In", "b"), (), 0, "not selected"),
         (term("NotIn", "a"), (), 0, "not selected"),

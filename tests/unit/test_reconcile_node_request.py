@@ -7,12 +7,14 @@ from dataclasses import replace as changed_settings
 import pytest
 from msgspec.structs import replace as changed
 
-from coxswain.names import LABEL_INCARNATION
+from coxswain.names import LABEL_INCARNATION, LABEL_JOB_UID
 from coxswain.wire import NodeRequest
+from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile import node_request
+from coxswain_operator.reconcile.actions import Quarantine
 from coxswain_operator.reconcile.status import KeptNode, read_status
 from coxswain_operator.reconcile.times import seconds, stamp
-from tests.unit.fake_cluster import FakeCluster, copied, report
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, copied, report
 from tests.unit.reconcile_scenes import NOW, Scene
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB
 from tests.unit.test_reconcile_quarantine import (
@@ -117,6 +119,25 @@ async def test_a_start_of_all_pods_gives_a_trainer_on_a_node_in_quarantine_no_nu
     await passes(world, 1)
     assert [entry["name"] for entry in world.job["status"]["incarnations"]] == ["all"]
     assert said(world, "PodDisrupted") == [] or how is is_released
+
+
+async def test_a_quarantine_that_is_over_makes_room_for_the_next_one_in_the_same_pass() -> None:
+    world = await asking()
+    node(world, "spare")
+    meta = {"name": "elsewhere", "labels": {LABEL_JOB_UID: "another"}}
+    over = {"node": "elsewhere", "reason": "Slow", "until": stamp(world.now - 1)}
+    world.put({"kind": "NodeQuarantine", "metadata": meta, "spec": over})
+    await passes(world, 1)
+    assert quarantined(world) == [SLOW.node] and len(said(world, "NodeQuarantined")) == 1
+
+
+async def test_a_quarantine_is_made_within_the_installations_limit() -> None:
+    """Another job's pass may make one between the look and the making."""
+    world = await asking()
+    node(world, "spare")
+    controller = Controller(world, world, world.clock, changed_settings(SETTINGS, quarantine_limit=3))
+    decision = await controller.pass_once(NAMESPACE, "demo")
+    assert decision is not None and [q.limit for q in decision.of(Quarantine) if isinstance(q, Quarantine)] == [3]
 
 
 async def test_a_trainer_leaves_a_node_in_quarantine_once_the_start_of_all_is_over() -> None:

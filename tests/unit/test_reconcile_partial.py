@@ -12,6 +12,7 @@ from coxswain_operator.children.workload import in_version
 from coxswain_operator.kubernetes.workloads import admission_view
 from coxswain_operator.reconcile import queueing
 from coxswain_operator.reconcile.actions import LeaveQueue
+from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import AdmissionView, Manifest, PodView
 from tests.unit.fake_cluster import FakeCluster, copied, data_mix, data_source, member_of, report, training_job
 from tests.unit.test_reconcile_lifecycle import passes
@@ -146,6 +147,31 @@ async def test_the_pass_that_sees_an_eviction_leaves_the_size_of_the_next_start_
     assert (status["attempt"], status["trainers"]["desired"], status.get("pinned")) == (1, 0, None)
 
 
+async def test_a_group_whose_pods_have_all_ended_since_it_was_evicted_is_another_start() -> None:
+    """Kueue keeps its dead pods, and gives their group no place again before they have successors."""
+    world = await waiting()
+    await trains(world, 2)
+    world.workload["status"] = {"conditions": [holds("Evicted", "an urgent job needs the room")]}
+    for pod in world.pods():
+        world.end(pod, 143, disrupted=True)
+        pod["metadata"] |= {"deletionTimestamp": stamp(world.now), "finalizers": ["kueue.x-k8s.io/managed"]}
+    await passes(world, 1)
+    status = world.job["status"]
+    assert (status["attempt"], [e["name"] for e in status["incarnations"]]) == (1, ["all"])
+
+
+async def test_a_job_that_is_evicted_while_it_saves_for_another_size_waits_for_no_checkpoint() -> None:
+    world = await waiting()
+    await trains(world, 3)
+    world.edit("TrainingJob", "demo", trainers={**BOUNDS, "count": 2})
+    await passes(world)
+    assert world.condition("Progressing")["reason"] == "Scaling" and world.job["status"]["attempt"] == 0
+    world.workload["status"] = {"conditions": [holds("Evicted")]}
+    await passes(world, 6)
+    assert world.job["status"]["attempts"][0]["rule"] == "Preempted"
+    assert world.workload["spec"]["podSets"][-1]["count"] == 2 and world.pods() == []
+
+
 async def test_while_a_pod_of_the_start_before_leaves_the_next_one_waits_in_the_queue_without_pods() -> None:
     world = await waiting()
     await trains(world, 2)
@@ -228,6 +254,20 @@ async def test_a_job_that_is_suspended_while_it_waits_leaves_no_workload_that_wo
 async def test_without_kueue_or_without_a_minimum_the_pods_are_created_at_once(serves: bool, trainers: Any) -> None:
     world = await waiting(serves=serves, trainers=trainers)
     assert len(world.pods()) == 5 and world.workloads() == []
+
+
+@pytest.mark.parametrize(("trainers", "asked"), [(BOUNDS, 1), ({"count": 3}, 0)])
+async def test_kueue_is_asked_only_about_jobs_that_it_may_admit_with_fewer_trainers(trainers: Any, asked: int) -> None:
+    """A job without a minimum would cost a request in each pass, and its Workload is Kueue's own."""
+    world, questions = await waiting(trainers=trainers), list[str]()
+
+    async def admissions(namespace: str, job_uid: str) -> Sequence[AdmissionView]:
+        questions.append(job_uid)
+        return []
+
+    world.admissions = admissions  # type: ignore[method-assign]
+    await passes(world, 1)
+    assert len(questions) == asked
 
 
 OF_QUEUE = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": "first"}

@@ -47,6 +47,20 @@ async def test_the_next_start_has_sets_of_its_own_again() -> None:
     assert [pod_set(world, m) for m in ("coordinator", "loader-0", "trainer-1")] == ["coordinator", "loader", "trainer"]
 
 
+async def test_a_pod_of_the_start_before_that_is_still_there_names_no_set_of_the_next_one() -> None:
+    world = await running(scheduling=QUEUE)
+    for pod in world.pods():
+        pod["metadata"]["annotations"][POD_SET] = "0d3adb3e"
+        pod["metadata"]["finalizers"] = ["example.com/slow"]
+    world.edit("TrainingJob", "demo", suspend=True)
+    for pod in world.pods():
+        world.end(pod, 3)
+    await passes(world, 6)
+    world.edit("TrainingJob", "demo", suspend=False)
+    await passes(world)
+    assert len(world.pods()) == 8 and pod_set(world, "loader-0") == "loader"
+
+
 async def test_a_node_in_quarantine_costs_a_job_no_place_in_its_queue() -> None:
     """A Workload that is made again stands behind all others."""
     world = Kueue()

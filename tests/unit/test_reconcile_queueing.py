@@ -132,6 +132,21 @@ async def test_pods_that_kueue_evicts_come_back_in_their_group_uncounted() -> No
     assert (world.job["status"]["restarts"]["counted"], world.ended, world.marks) == (0, [], [])
 
 
+async def test_a_job_whose_pods_have_all_gone_and_that_is_then_scaled_is_another_group() -> None:
+    """Its pods name another number: Kueue admits no group whose pods disagree."""
+    bounds = {"minCount": 1, "maxCount": 4}
+    world = Queued(trainers={"count": 2})
+    await begin(world)
+    (group,) = {group_of(pod) for pod in world.pods()}
+    world.report_now = None
+    for pod in world.pods():
+        await world.delete("Pod", NAMESPACE, pod["metadata"]["name"])
+    await Controller(world, world, world.clock).pass_once(NAMESPACE, "demo")
+    world.edit("TrainingJob", "demo", trainers={"count": 1, **bounds})
+    await passes(world, 8)
+    assert group not in {group_of(pod) for pod in world.pods()}
+
+
 async def test_a_restart_of_the_job_is_another_group_and_ends_the_one_before() -> None:
     world = await admitted(failurePolicy={"rules": [RESTART_JOB]})
     (group,) = {group_of(pod) for pod in world.pods()}
@@ -162,6 +177,16 @@ async def test_the_gated_pods_of_a_job_that_was_deleted_are_let_go() -> None:
     assert await Controller(world, world, world.clock).reconcile_job(NAMESPACE, "demo") is None
     assert world.pods() == []
     assert len(world.ended) == 1
+
+
+async def test_the_dead_pods_of_a_job_that_was_deleted_are_let_go_by_a_mark_on_one_of_them() -> None:
+    """Of this uid: another job's pod may have the name by then."""
+    world = await admitted()
+    del world.objects["TrainingJob", "demo"]
+    for pod in world.pods():
+        world.end(pod, 1)
+    await Controller(world, world, world.clock).reconcile_job(NAMESPACE, "demo")
+    assert (world.marks, world.ended) == (["demo-coordinator-0"], [])
 
 
 def deleted_and_made_again(world: Queued) -> list[Manifest]:
@@ -225,6 +250,7 @@ MARK_B, MARK_D, END = LeaveQueue("old", "b", "a"), LeaveQueue("old", "d", "a"), 
     ("pods", "releases"),
     [
         ((DEAD, RUNS), []),
+        ((replace(DEAD, lingers=True),), []),  # a container beside ours runs on
         ((HELD, RUNS), []),
         ((GOING,), [MARK_B]),
         ((GOING, DEAD), [MARK_D]),  # which stays, for its log

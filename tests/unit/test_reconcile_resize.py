@@ -10,9 +10,9 @@ import pytest
 
 from coxswain.wire import JobReport
 from coxswain_operator.reconcile import resize
-from coxswain_operator.reconcile.actions import CheckpointAndStop
+from coxswain_operator.reconcile.actions import CheckpointAndStop, WriteStatus
 from coxswain_operator.reconcile.resize import Resize, plan_resize
-from coxswain_operator.views import Manifest, PodView
+from coxswain_operator.views import Event, Manifest, PodView
 from tests.unit.fake_cluster import FakeCluster, live, member_of, report, report_text, with_job
 from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
@@ -57,6 +57,22 @@ async def test_a_scaled_job_saves_first_and_starts_again_with_the_new_count_with
     assert status["restarts"] == {"counted": 0, "ignored": 0}
     assert [(a["number"], a.get("rule")) for a in status["attempts"]] == [(0, "ScaleChanged"), (1, None)]
     assert [h.reason for h in world.events].count("Scaled") == 1
+
+
+async def test_a_job_that_began_to_train_and_was_scaled_while_no_operator_looked_gets_its_time_to_save() -> None:
+    world = with_job(trainers=trainers(2))
+    await passes(world)
+    world.tick(1000)
+    world.run_all()
+    world.report_now = report("Running", 10)
+    scale(world, 4)
+    asked = world.now
+    await passes(world)
+    assert ("scaled to 4 trainers", -1) in world.calls and world.condition("Progressing")["reason"] == "Scaling"
+    for seconds, attempt in ((597, 0), (602, 1)):
+        world.tick(asked + seconds - world.now)
+        await passes(world, 1)
+        assert world.job["status"]["attempt"] == attempt
 
 
 async def test_changes_that_come_quickly_are_one_restart_with_the_last_count() -> None:
@@ -139,6 +155,14 @@ async def test_a_gang_without_room_waits_with_a_message_and_consumes_no_restarts
     assert "coordinator and 3 more: Unschedulable" in world.condition("PodsReady")["message"]
 
 
+def test_a_failure_in_the_pass_that_changes_the_size_is_counted_and_said() -> None:
+    lost = (replace(COORDINATOR, ready=False), ended(9))
+    decision = Scene(lost, seen="coordinator,trainer:1", spec={"trainers": trainers(3)}).decide()
+    (write,) = decision.of(WriteStatus)
+    assert (write.status["attempt"], write.status["restarts"]) == (1, {"counted": 1, "ignored": 0})
+    assert [e.reason for e in decision.of(Event)][:2] == ["WorkerRestarted", "Scaled"]
+
+
 def scaled(state: str = "Running", reason: str = "Training", since: float = NOW - 600) -> Manifest:
     """The status of a job of two trainers; `since`: of its condition Progressing, with this reason."""
     return {
@@ -181,6 +205,33 @@ def test_a_gang_saves_for_ten_minutes_before_it_gets_another_size_if_its_coordin
     assert resize.requeue_times(context) == ((begun + 600,) if saves else ())
     assert resize.reason(context) == ("Scaling" if saves else "")
     assert resize.message(context) == (f"{change}: waits for the checkpoint" if saves else "")
+
+
+def lost(state: str = "Restarting", status: str = "False", since: float = NOW - 119) -> Manifest:
+    """The status of a job whose world is lost since then."""
+    return {"conditions": [condition("Succeeded", "Unknown", reason=state), condition("Progressing", status, since)]}
+
+
+@pytest.mark.parametrize(
+    ("pod", "phase", "status", "waits"),
+    [
+        (COORDINATOR, "Starting", lost(), True),
+        (COORDINATOR, "Waiting", lost(), True),
+        (COORDINATOR, "Indexing", lost(), False),
+        (replace(COORDINATOR, ready=False), "Starting", lost(), False),
+        (COORDINATOR, "Starting", lost("Starting"), False),  # it has not trained yet
+        (COORDINATOR, "Starting", lost(since=NOW - 120), False),
+        (COORDINATOR, "Starting", lost("Running", "True", NOW - 5000), True),  # it trained until a moment ago
+        (COORDINATOR, "Starting", {}, False),
+    ],
+)
+def test_another_size_waits_two_minutes_for_a_coordinator_that_forms_its_world_again(
+    pod: PodView, phase: str, status: Manifest, waits: bool
+) -> None:
+    context = Scene((pod,), report(phase, 10), status=status, spec={"trainers": trainers(3)}).context()
+    assert context.config is not None
+    assert (plan_resize(context, context.config) is None) is waits
+    assert resize.requeue_times(context) == ((NOW + 2,) if waits else ())
 
 
 def placed(index: int, **more: Any) -> PodView:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from coxswain.names import LABEL_ROLE
+from coxswain_operator.controller import Controller, is_finished
 from coxswain_operator.pod_decoding import pod_view
 from coxswain_operator.reconcile.completion import LEAVE_SECONDS
 from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import FakeCluster, report, report_text
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, report_text
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 PROXY: Manifest = {"name": "mesh-proxy", "ready": True, "state": {"running": {}}}
@@ -31,6 +32,20 @@ async def test_a_job_whose_coordinator_is_done_beside_a_proxy_is_completed_and_i
     world.tick(LEAVE_SECONDS)
     await passes(world)
     assert ("Pod", pod["metadata"]["name"]) not in world.objects
+
+
+async def test_a_job_is_not_finished_while_a_proxy_of_its_pods_runs_on() -> None:
+    """Its pods are still to be deleted, so it is looked at soon."""
+    world = await running()
+    for pod in world.pods():
+        world.end(pod, 0, report_text("Completed", step=100))
+    end_beside_proxy(world, "coordinator", 0, report_text("Completed", step=100))
+    await passes(world, 1)
+    for seconds, finished in ((0.0, False), (LEAVE_SECONDS, True)):
+        world.tick(seconds)
+        await passes(world, 2)
+        observed = await Controller(world, world, world.clock).observe(NAMESPACE, "demo")
+        assert observed is not None and is_finished(observed) is finished
 
 
 @pytest.mark.parametrize("member", ["coordinator", "loader-0", "trainer-1"])

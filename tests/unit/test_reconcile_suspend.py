@@ -231,6 +231,15 @@ async def test_a_raised_stop_goes_on_where_the_old_one_ended() -> None:
     assert (world.state, world.job["status"]["restarts"]["counted"]) == ("Running", 0)
 
 
+async def test_a_coordinator_that_reached_a_stop_which_was_raised_ends_no_job_whose_other_pods_still_run() -> None:
+    world = await running()
+    world.edit("TrainingJob", "demo", stop={"steps": 200})
+    await passes(world)
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, reason="StopReached"))
+    await passes(world, 1)
+    assert (world.state, world.job["status"]["attempt"]) == ("Restarting", 1)
+
+
 async def test_data_that_are_exhausted_end_a_job_whose_stop_was_raised_meanwhile() -> None:
     world = await running()
     world.edit("TrainingJob", "demo", stop={"steps": 200})

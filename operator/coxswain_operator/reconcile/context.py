@@ -113,8 +113,9 @@ class Context:
 
     @property
     def scaled(self) -> bool:
-        """Another number of trainers is asked for than when the gang started."""
-        return self.status.trainers.asked not in (0, self.spec.trainers.count)
+        """Another number of trainers is asked for than when the gang started, and than it has."""
+        size = self.status.trainers
+        return self.spec.trainers.count not in (size.asked, size.desired) and size.asked != 0
 
     @property
     def coordinator(self) -> PodView | None:

@@ -127,8 +127,8 @@ def _begun(ctx: Context, status: JobStatus, start: Start) -> JobStatus:
     if status.attempt != ctx.status.attempt:
         return status
     status = job_token.settle(ctx, status) if job_token.is_open(ctx) else status
-    asked = status.trainers.asked or ctx.spec.trainers.count
-    desired = status.trainers.desired or start.config.trainers
+    count, desired = ctx.spec.trainers.count, status.trainers.desired or start.config.trainers
+    asked = count if count == desired else status.trainers.asked or count
     named = UNSET if start.config.trainers == desired else start.config.trainers
     size = replace(status.trainers, desired=desired, asked=asked, configured=named)
     return replace(status, trainers=size, pinned=start.pinned, stream_hash=start.config.stream_hash())

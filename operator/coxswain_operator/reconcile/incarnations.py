@@ -52,10 +52,10 @@ def next_incarnation(status: JobStatus, members: Collection[str], now: float) ->
 
 
 def renew_all(status: JobStatus, now: float, delayed: bool = False) -> JobStatus:
-    """An unused number for all members, if any had a pod. `delayed`: with the back-off of failures."""
-    if not status.seen:
-        return status
+    """An unused number for all members, if any had a pod or a number of its own. `delayed`: with the back-off of failures."""
     found = numbers(status)
+    if not (status.seen or found.exceptions):
+        return status
     following = _next(found.default, now)
     highest = max((e.number for e in found.exceptions.values()), default=0)
     number = max(following.number, highest + 1)

@@ -63,7 +63,9 @@ def _forever(toleration: Manifest) -> bool:
 
 
 def _is_admitted(name: str, labels: Mapping[str, str], spec: Manifest) -> bool:
-    """By nodeSelector and the required node affinity."""
+    """By nodeName, nodeSelector and the required node affinity."""
+    if spec.get("nodeName") not in (None, "", name):
+        return False
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}

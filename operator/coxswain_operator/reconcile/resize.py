@@ -58,7 +58,10 @@ def requeue_times(ctx: Context) -> tuple[float, ...]:
 
 
 def reason(ctx: Context) -> str:
-    return REASON if _saving(ctx) else ""
+    """Only behind a pass that has said that the job trains: the deadline counts from when Progressing turns False."""
+    old = ctx.status.condition("Progressing")
+    unsaid = old is not None and old.status != "True" and old.reason != REASON and ctx.state_of_gang == "Running"
+    return REASON if _saving(ctx) and not unsaid else ""
 
 
 def message(ctx: Context) -> str:

@@ -47,7 +47,7 @@ def calls(ctx: Context) -> tuple[CheckpointAndStop, ...]:
 def reconcile_suspend(ctx: Context) -> PolicyResult:
     """One pass towards, or in, suspension. New numbers are stored before the old pods go, so that their going is no loss."""
     status = ctx.status
-    renewed = incarnations.renew_all(status, ctx.now)
+    renewed, forced = incarnations.renew_all(status, ctx.now), tuple(force_delete.force_deletes(ctx))
     if not ctx.observed.pods:
         status = replace(attempts.unsettled(renewed), gang=UNSET)
         text = "; ".join(filter(None, (_saved(ctx), room.refusal(ctx))))
@@ -55,11 +55,9 @@ def reconcile_suspend(ctx: Context) -> PolicyResult:
     if ctx.coordinator is not None and ctx.coordinator.is_active and _has_begun(ctx) and ctx.now < _deadline(ctx):
         call = CheckpointAndStop("suspended")
         text = "waits for the checkpoint, then for the pods to leave"
-        return PolicyResult("Suspending", status, "Suspending", text, calls=(call,), requeue_times=(_deadline(ctx),))
-    gone = (
-        *(Delete("Pod", p.name, p.uid) for p in ctx.observed.pods if not p.deleting),
-        *force_delete.force_deletes(ctx),
-    )
+        times = (_deadline(ctx), *force_delete.requeue_times(ctx))
+        return PolicyResult("Suspending", status, "Suspending", text, forced, calls=(call,), requeue_times=times)
+    gone = (*(Delete("Pod", p.name, p.uid) for p in ctx.observed.pods if not p.deleting), *forced)
     text = "; ".join(filter(None, ("waits for the pods to leave", room.refusal(ctx), force_delete.describe(ctx))))
     return PolicyResult(
         "Suspending", renewed, "Suspending", text, deletes=gone, requeue_times=force_delete.requeue_times(ctx)

@@ -50,6 +50,17 @@ def test_a_relative_uri_is_of_the_current_folder(tmp_path: Path, monkeypatch: py
     assert found["spec"]["checkpoint"]["uri"] == f"file://{tmp_path}/my runs/"
 
 
+@pytest.mark.parametrize("path", ["spec.evaluation.tokens", "metadata.labels.team", "spec.trainers.template.spec"])
+def test_a_field_that_the_file_leaves_empty_has_a_place_for_its_members(path: str) -> None:
+    """`labels:` without a value is null in YAML, and absent to an API server."""
+    *parents, last = path.split(".")
+    empty = sample("TrainingJob", {".".join(parents): None})
+    found: Any = overridden(empty, [f"{path}=7"])
+    for name in parents:
+        found = found[name]
+    assert found == {last: 7}
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

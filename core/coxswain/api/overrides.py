@@ -54,7 +54,7 @@ def _schema_at(names: list[str | int]) -> Schema:
 
 
 def _put(manifest: Manifest, names: list[str | int], value: Any, setting: str) -> None:
-    """Sets a member; mappings on the way there are made, items of lists must exist."""
+    """Sets a member; mappings on the way there are made, also where null stands for none; items of lists must exist."""
     place: Any = manifest
     for name, following in zip(names, [*names[1:], None], strict=True):
         inside = isinstance(place, list) if isinstance(name, int) else isinstance(place, dict)
@@ -65,7 +65,8 @@ def _put(manifest: Manifest, names: list[str | int], value: Any, setting: str) -
         if following is None:
             place[name] = value
         elif isinstance(place, dict):
-            place = place.setdefault(name, {})
+            place[name] = {} if place.get(name) is None else place[name]
+            place = place[name]
         else:
             place = place[name]
 

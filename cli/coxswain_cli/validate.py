@@ -59,7 +59,7 @@ def resolved_jobs(documents: Sequence[Document]) -> Iterator[tuple[dict[str, Any
     """The jobs whose other objects are in the files: as manifests, and resolved."""
     for job in (d for d in documents if d.identity[0] == "TrainingJob"):
         others = [[d.manifest for d in documents if d.identity[:2] == (kind, job.identity[1])] for kind in _OTHERS]
-        whole = {**job.manifest, "metadata": {"namespace": "default", "uid": "", **job.manifest["metadata"]}}
+        whole = {**job.manifest, "metadata": {"uid": "", **job.manifest["metadata"], "namespace": job.identity[1]}}
         config = resolve(whole, others[0], others[1], others[2], uid="")
         if isinstance(config, JobConfig):
             yield whole, config

@@ -185,6 +185,19 @@ def test_an_object_that_is_in_none_of_the_files_is_a_note_and_no_fault(tmp_path:
     assert "does not exist in these files; `cox run` needs it there, a cluster may have it" in result.stdout
 
 
+@pytest.mark.parametrize("namespace", [None, ""])
+def test_an_object_whose_namespace_is_left_empty_is_in_that_of_the_command(
+    tmp_path: Path, namespace: str | None
+) -> None:
+    """`namespace:` without a value is null in YAML."""
+    empty = {"metadata.namespace": namespace}
+    printed = run(tmp_path, sample("DataSource", empty), sample("DataMix"), sample("TrainingJob")).stdout
+    assert printed.startswith("3 objects in 1 file: no faults") and "does not exist" not in printed
+    assert run(tmp_path, sample("DataSource"), sample("DataMix"), sample("TrainingJob", empty)).stdout == printed
+    (fault,) = faults(tmp_path, sample("DataMix", empty), sample("DataMix"))
+    assert "'mix' is already in" in fault["message"]
+
+
 def test_an_object_of_another_namespace_is_a_note_that_says_what_a_run_and_a_cluster_do_with_it(tmp_path: Path) -> None:
     others = (sample("DataSource", {"metadata.namespace": "shared"}), sample("DataMix"))
     result = run(tmp_path, *others, sample("TrainingJob"))

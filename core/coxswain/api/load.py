@@ -41,10 +41,10 @@ class Document:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """(kind, namespace, name)."""
+        """(kind, namespace, name). Null and empty are absent."""
         metadata = self.manifest.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
-        return str(self.manifest["kind"]), str(metadata.get("namespace", "default")), str(metadata.get("name", ""))
+        return str(self.manifest["kind"]), str(metadata.get("namespace") or "default"), str(metadata.get("name") or "")
 
 
 def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[FieldError]]:

@@ -71,6 +71,8 @@ def report_command(
                     typer.echo(f"cox report: {note}", err=True)
                 written = _write_page(run, output or reader.report_path)
                 typer.echo(written, err=as_json or not _is_plain(written))  # a link may lead to standard output
+    except BrokenPipeError:  # a reader of standard output that has seen enough needs no words
+        raise
     except OSError as error:
         typer.echo(f"cox report: {error}", err=True)
         raise typer.Exit(2) from error

@@ -55,6 +55,19 @@ class Checker(HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_a_reader_of_the_numbers_that_has_left_is_no_fault_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`main` ends without a word then, as it does for every command."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as out, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        with pytest.raises(BrokenPipeError):
+            report_command(str(samples.write_run(tmp_path, steps=3)), as_json=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+
+
 def check(text: str) -> Checker:
     checker = Checker()
     checker.feed(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,42 @@ def as_list(kind: str, *texts: str) -> str:
     """As `kubectl get --output yaml` writes several objects."""
     items = [yaml.safe_load(text) for text in texts]
     return yaml.safe_dump({"apiVersion": "v1", "kind": kind, "metadata": {"resourceVersion": ""}, "items": items})
+
+
+@pytest.mark.parametrize("indent", [None, 2, "\t"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("between", ["\n", "", "\n---\n"])
+def test_objects_of_json_are_taken_as_programs_write_them(tmp_path: Path, indent: Any, mark: str, between: str) -> None:
+    """Between `---` or nothing, by tabs, and with a letter beyond 16 bits in two halves, which YAML does not put together."""
+    value = {**yaml.safe_load(SOURCE), "x": "\U0001f600"}
+    text = between.join(json.dumps({**value, "y": y}, indent=indent) for y in (1, 2))
+    documents, faults = load(tmp_path, mark + text)
+    assert faults == []
+    assert [(d.number, d.manifest["y"], d.manifest["x"]) for d in documents] == [
+        (1, 1, "\U0001f600"),
+        (2, 2, "\U0001f600"),
+    ]
+
+
+def test_a_list_of_json_has_its_items_and_yaml_in_braces_is_yaml(tmp_path: Path) -> None:
+    items = {"apiVersion": "v1", "kind": "List", "items": [yaml.safe_load(SOURCE)]}
+    assert [d.identity[2] for d in load(tmp_path, json.dumps(items, indent="\t"))[0]] == ["code"]
+    braces = "{apiVersion: coxswain.dev/v1alpha1, kind: DataMix, x: 3e-4}\n---\n{kind: DataMix,"
+    (document,), (fault,) = load(tmp_path, braces)
+    assert (document.manifest["x"], fault.document) == (3e-4, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"kind": "DataMix", "a": {"b": 1, "b": 2}}', "key 'b' appears twice"),
+        ('{"kind":' + '{"a":' * 2000 + "1" + "}" * 2001, "nested too deeply"),
+        ('{"kind": "DataMix", "a": "\\ud83d"}', "is not Unicode text"),
+        ('{"kind": "DataMix", "a": NaN}', "nan is not a finite number"),
+    ],
+)
+def test_json_that_no_cluster_takes_is_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
+    assert words in refused(tmp_path, text).message
 
 
 @pytest.mark.parametrize("kind", ["List", "DataSourceList"])

@@ -13,6 +13,7 @@ import yaml
 
 from coxswain.api.crd import schema_of
 from coxswain.api.field_errors import FieldError, similar
+from coxswain.api.json_documents import json_documents
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME
 from coxswain.api.yaml_loader import YamlLoader
@@ -105,7 +106,7 @@ def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
     """The documents up to the first that is not YAML: what follows it cannot be separated."""
     number = 0
     try:
-        for document in yaml.load_all(text, Loader=YamlLoader):
+        for document in json_documents(text) or yaml.load_all(text, Loader=YamlLoader):
             for value in _items(document):
                 number += 1
                 if value is not None:

@@ -123,6 +123,22 @@ def test_a_relative_uri_with_a_nul_stays_and_is_refused_for_its_form(tmp_path: P
     assert faults == [] and "file:///path" in fault.allowed
 
 
+@pytest.mark.parametrize(("word", "found"), [("1e3", "1000"), ("6.0", "6"), ("6.5", "6.5"), ("6", "6")])
+def test_a_whole_number_may_be_written_with_a_point_or_an_exponent_as_for_kubectl(
+    tmp_path: Path, word: str, found: str
+) -> None:
+    (document,), _ = load(tmp_path, SOURCE.replace("spec: {", f"spec: {{maxRejected: {word}, "))
+    assert repr(document.manifest["spec"]["maxRejected"]) == found
+    assert [fault.path for fault in validate([document])] == ["spec.maxRejected"] * (word == "6.5")
+
+
+def test_a_number_of_no_integers_place_stays_as_it_is_written(tmp_path: Path) -> None:
+    """Such as an argument of a model of the user's own: a checkpoint knows it by its digits."""
+    job = "apiVersion: coxswain.dev/v1alpha1\nkind: TrainingJob\nspec: {model: {custom: {args: {a: 2.0}}}}\n"
+    (document,), _ = load(tmp_path, job)
+    assert repr(document.manifest["spec"]["model"]["custom"]["args"]) == "{'a': 2.0}"
+
+
 def test_absolute_uris_stay_as_they_are(tmp_path: Path) -> None:
     (document,), _ = load(tmp_path, SOURCE.replace("file:./corpus/", "file:///data/corpus"))
     assert document.manifest["spec"]["uri"] == "file:///data/corpus"

@@ -22,6 +22,8 @@ from tests.api_samples import sample
     [
         ("spec.stop.steps=100", ("spec", "stop", "steps"), 100),
         ("spec.optimizer.learningRate=3e-4", ("spec", "optimizer", "learningRate"), "3e-4"),
+        ("spec.stop.steps=1e3", ("spec", "stop", "steps"), 1000),
+        ("spec.stop={tokens: 5e6}", ("spec", "stop", "tokens"), 5_000_000),
         ("spec.suspend=true", ("spec", "suspend"), True),
         ("spec.checkpoint.uri=s3://b/a=b", ("spec", "checkpoint", "uri"), "s3://b/a=b"),
         ("spec.stop={steps: 7}", ("spec", "stop"), {"steps": 7}),
@@ -34,7 +36,7 @@ def test_a_setting_takes_its_place_with_the_type_that_the_api_wants(setting: str
     found: Any = overridden(before, [setting])
     for name in path:
         found = found[name]
-    assert found == value
+    assert repr(found) == repr(value)  # 1000 is no 1000.0
     assert before == sample("TrainingJob")
 
 

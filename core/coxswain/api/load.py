@@ -16,6 +16,7 @@ from coxswain.api.field_errors import FieldError, similar
 from coxswain.api.json_documents import json_documents
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME
+from coxswain.api.schema import whole_numbers
 from coxswain.api.yaml_loader import YamlLoader
 from coxswain.names import API_VERSION
 from coxswain.uris import file_path, file_uri
@@ -136,7 +137,8 @@ def _document(path: Path, number: int, value: Any) -> Iterator[Document | FieldE
     if faults:
         yield from (replace(fault, file=str(path), document=number) for fault in faults)
     else:
-        yield Document(str(path), number, absolute(value, path.resolve().parent))
+        numbers = whole_numbers(schema_of(value), value)
+        yield Document(str(path), number, absolute(numbers, path.resolve().parent))
 
 
 def _oversized(value: Any) -> list[FieldError]:

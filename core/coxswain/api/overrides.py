@@ -13,7 +13,7 @@ import yaml
 from coxswain.api.crd import object_schema
 from coxswain.api.kinds import BY_NAME
 from coxswain.api.load import absolute, load_value
-from coxswain.api.schema import Schema
+from coxswain.api.schema import Schema, whole_numbers
 from coxswain.errors import Refused
 
 Manifest = dict[str, Any]
@@ -38,10 +38,11 @@ def overridden(job: Manifest, settings: Iterable[str]) -> Manifest:
 
 
 def _value(setting: str, names: list[str | int], text: str) -> Any:
-    if _schema_at(names).get("type") == "string":
+    schema = _schema_at(names)
+    if schema.get("type") == "string":
         return absolute(text, Path.cwd(), str(names[-1]))
     try:
-        return absolute(load_value(text), Path.cwd(), str(names[-1]))
+        return absolute(whole_numbers(schema, load_value(text)), Path.cwd(), str(names[-1]))
     except yaml.YAMLError as error:
         raise _refused(setting, f"its value is not YAML ({getattr(error, 'problem', error)}); quote it") from error
 

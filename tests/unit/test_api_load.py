@@ -98,6 +98,8 @@ def test_a_fault_of_an_item_has_the_items_number(tmp_path: Path) -> None:
 
 def test_an_empty_list_holds_no_object_and_a_list_in_a_list_is_none(tmp_path: Path) -> None:
     assert load(tmp_path, "apiVersion: v1\nkind: List\nitems:\n") == ([], [])
+    (document,), _ = load(tmp_path, f"apiVersion: v1\nkind: List\nitems: []\n---\n{SOURCE}")
+    assert document.number == 2  # the list is the first
     assert "unknown kind 'List'" in refused(tmp_path, as_list("List", as_list("List", SOURCE))).text
     assert "unknown kind 'List'" in refused(tmp_path, "apiVersion: v1\nkind: List\nitems: none\n").text
 

@@ -174,6 +174,8 @@ def test_a_tag_that_would_run_code_is_refused(tmp_path: Path) -> None:
         ("kind: DataSorce\n", "kind", "DataSource, DataMix"),
         ("apiVersion: coxswain.dev/v1\nkind: DataMix\n", "apiVersion", "coxswain.dev/v1alpha1"),
         ("- a\n- b\n", "", "a mapping"),
+        *((text, "kind", "TrainingJob") for text in ("{}\n", "---\n{}\n")),
+        *((text, "", "a mapping") for text in ("0\n", "false\n", "[]\n", "''\n")),
         ("apiVersion: v1\nkind: Pod\n", "kind", "TrainingJob"),
     ],
 )

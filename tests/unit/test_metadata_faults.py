@@ -115,3 +115,13 @@ def test_two_objects_of_a_kind_that_differ_in_their_namespace_alone_are_refused_
     file.write_text("\n---\n".join(map(json.dumps, [sample("TrainingJob"), *sources])))
     with pytest.raises(Refused, match=r"DataSource 'code' is in .*job\.yaml, document 2, too.*; rename or remove one"):
         load_run([file])
+
+
+def test_a_status_of_a_kind_without_one_and_a_namespace_of_one_of_the_cluster_are_faults() -> None:
+    assert [f.path for f in check(sample("DataMix", {"status": {}}))] == ["status"]
+    assert [f.path for f in check(sample("NodeQuarantine", {"metadata.namespace": "a"}))] == ["metadata.namespace"]
+
+
+def test_a_degree_that_devices_are_no_multiple_of_is_one_fault_and_has_its_value() -> None:
+    (fault,) = check(sample("TrainingJob", {"spec.parallelism.tensor": 2, "spec.trainers.devicesPerTrainer": 3}))
+    assert (fault.path, fault.value) == ("spec.parallelism.tensor", "2")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coxswain.names import ANNOTATION_RETRY
+from coxswain.names import ANNOTATION_RETRY, ANNOTATION_STOP_AT
 from coxswain_cli.apply import apply
 from coxswain_operator.local import LocalCluster
 from tests.api_samples import Manifest, sample
@@ -56,3 +56,11 @@ async def test_a_repeated_and_changed_export_keeps_the_identity_and_the_status_o
     assert (again.changed, again.extended) == (True, True)
     assert (again.job["metadata"]["uid"], again.job["metadata"]["generation"]) == (first["metadata"]["uid"], 2)
     assert again.job["status"] == status
+
+
+async def test_a_stop_that_an_earlier_run_was_asked_for_is_gone_when_the_command_is_repeated(tmp_path: Path) -> None:
+    async with LocalCluster(tmp_path) as cluster:
+        job = (await apply(cluster, [sample("TrainingJob")])).job
+        await cluster.replace({**job, "metadata": {**job["metadata"], "annotations": {ANNOTATION_STOP_AT: "7"}}})
+        again = await apply(cluster, [sample("TrainingJob")])
+    assert (again.changed, again.job["metadata"]["annotations"]) == (False, {})

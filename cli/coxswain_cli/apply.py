@@ -8,6 +8,7 @@ from typing import Any
 
 from coxswain.api.validate import check
 from coxswain.errors import Refused
+from coxswain.names import ANNOTATION_RETRY
 from coxswain_operator.local import LocalCluster
 from coxswain_operator.local.objects import encode_strings
 
@@ -16,6 +17,7 @@ Manifest = dict[str, Any]
 NAMESPACE = "default"
 
 _CONTENT = ("spec", "data")
+_OF_USERS = ("name", "labels", "annotations")  # of metadata: the rest is the cluster's
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,13 @@ def _content(manifest: Manifest) -> list[Any]:
 
 
 def _in_namespace(manifest: Manifest) -> Manifest:
-    manifest = encode_strings(dict(manifest))
-    return {**manifest, "metadata": {**manifest["metadata"], "namespace": NAMESPACE, "annotations": _notes(manifest)}}
+    """The user's part of the object: what another cluster has written to it, as files of `kubectl get` show, holds there."""
+    manifest = encode_strings({part: value for part, value in manifest.items() if part != "status"})
+    metadata = {name: value for name, value in manifest["metadata"].items() if name in _OF_USERS}
+    notes = {
+        key: value for key, value in _notes(manifest).items() if key != ANNOTATION_RETRY
+    }  # `--retry` asks for one here
+    return {**manifest, "metadata": {**metadata, "namespace": NAMESPACE, "annotations": notes}}
 
 
 def _notes(manifest: Manifest) -> dict[str, str]:

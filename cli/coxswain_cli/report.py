@@ -28,7 +28,14 @@ def write_report(reader: JobReader, output: Path | None = None, steps: tuple[int
 def _write_page(run: RecordedRun, target: Path) -> Path:
     if not target.name:
         raise Refused("BadOutput", f"--output {str(target)!r} names no file; give the path of a file to write")
-    _write(target, page(run))
+    text = page(run)
+    try:
+        _write(target, text)
+    except BrokenPipeError:  # a reader that has seen enough needs no words
+        raise
+    except OSError as error:
+        way_out = "give --output the path of a file that can be"
+        raise Refused("BadOutput", f"{target} cannot be written ({error.strerror}); {way_out}") from error
     return target
 
 
@@ -71,6 +78,8 @@ def report_command(
                     typer.echo(f"cox report: {note}", err=True)
                 written = _write_page(run, output or reader.report_path)
                 typer.echo(written, err=as_json or not _is_plain(written))  # a link may lead to standard output
+    except BrokenPipeError:  # a reader of standard output that has seen enough needs no words
+        raise
     except OSError as error:
         typer.echo(f"cox report: {error}", err=True)
         raise typer.Exit(2) from error

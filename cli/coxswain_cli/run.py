@@ -52,6 +52,13 @@ _LEAVE = 3.0  # seconds for the services of an ended job to leave by themselves
 _LAST_PASS = 10.0  # seconds for the last pass of reconcile
 
 
+def _folder(text: str) -> Path:
+    """An empty text, as of a shell's variable that is not set, would be the current folder."""
+    if not str(text):
+        raise typer.BadParameter("it is empty; give a folder (. is this one), or leave the option out")
+    return Path(text)
+
+
 def run_command(
     files: Annotated[
         list[Path],
@@ -59,7 +66,9 @@ def run_command(
             metavar="FILE...", help="YAML files with one TrainingJob and what it refers to; -: standard input."
         ),
     ],
-    workdir: Annotated[Path | None, typer.Option(help="Where the run keeps its state [runs/JOB].")] = None,
+    workdir: Annotated[
+        Path | None, typer.Option(parser=_folder, metavar="PATH", help="Where the run keeps its state [runs/JOB].")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Set a field of the job, such as spec.stop.steps=100."),

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from coxswain.api.field_errors import FieldError
+from coxswain.api.field_errors import FieldError, printable
 from coxswain.api.load import Document, load_documents
 from coxswain.api.memory_faults import memory_note
 from coxswain.api.resolve import resolve
@@ -59,7 +59,7 @@ def resolved_jobs(documents: Sequence[Document]) -> Iterator[tuple[dict[str, Any
     """The jobs whose other objects are in the files: as manifests, and resolved."""
     for job in (d for d in documents if d.identity[0] == "TrainingJob"):
         others = [[d.manifest for d in documents if d.identity[:2] == (kind, job.identity[1])] for kind in _OTHERS]
-        whole = {**job.manifest, "metadata": {"namespace": "default", "uid": "", **job.manifest["metadata"]}}
+        whole = {**job.manifest, "metadata": {"uid": "", **job.manifest["metadata"], "namespace": job.identity[1]}}
         config = resolve(whole, others[0], others[1], others[2], uid="")
         if isinstance(config, JobConfig):
             yield whole, config
@@ -95,8 +95,8 @@ def _count(number: int, noun: str) -> str:
 def _line(fault: FieldError) -> Text:
     line = Text("  ")
     if fault.path:
-        line.append(f"{fault.path}: ", style="cyan")
-    line.append(fault.message, style="red")
-    line.append(f" (allowed: {fault.allowed})" if fault.allowed else "")
-    line.append(f"; {fault.way_out}" if fault.way_out else "", style="green")
+        line.append(f"{printable(fault.path)}: ", style="cyan")
+    line.append(printable(fault.message), style="red")
+    line.append(printable(f" (allowed: {fault.allowed})") if fault.allowed else "")
+    line.append(printable(f"; {fault.way_out}") if fault.way_out else "", style="green")
     return line

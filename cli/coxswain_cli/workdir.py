@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from coxswain.api.field_errors import shorten
 from coxswain.errors import Refused
 from coxswain.lines import end_of_lines, lines_from_end
 from coxswain.structs import UNDECODABLE
@@ -45,10 +46,14 @@ def find_workdir(job_or_folder: str) -> Path:
 
     Raises Refused.
     """
-    folders = (Path(job_or_folder), default_workdir(job_or_folder))
-    whole = (folder for folder in folders if (folder / "cluster").is_dir())
-    copied = (folder for folder in folders if any((folder / name).is_file() for name in (STEPS, EVENTS)))
-    if (found := next(chain(whole, copied), None)) is not None:
+    try:
+        found = _found(job_or_folder)
+    except OSError as error:  # such as a name that is too long, or a folder of another user
+        why = f"{shorten(job_or_folder)!r} cannot be looked up ({error.strerror})"
+        raise Refused(
+            "NoRun", f"{why}; name a work directory, or a job below {RUNS}/, that this user may read"
+        ) from error
+    if found is not None:
         return found
     if "://" in job_or_folder:
         raise Refused(
@@ -59,6 +64,13 @@ def find_workdir(job_or_folder: str) -> Path:
         "--namespace names the place of a job in a cluster"
     )
     raise Refused("NoRun", message)
+
+
+def _found(job_or_folder: str) -> Path | None:
+    folders = (Path(job_or_folder), default_workdir(job_or_folder))
+    whole = (folder for folder in folders if (folder / "cluster").is_dir())
+    copied = (folder for folder in folders if any((folder / name).is_file() for name in (STEPS, EVENTS)))
+    return next(chain(whole, copied), None)
 
 
 def is_open(workdir: Path) -> bool:

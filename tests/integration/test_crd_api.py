@@ -69,6 +69,18 @@ SHAPES: dict[str, tuple[str, dict[str, Any], str]] = {
         "spec.sources[1].name",
     ),
     "an object for a list": ("DataMix", {"spec.sources": {}}, "spec.sources"),
+    "an unknown field of metadata": ("DataSource", {"metadata.lables": {}}, "metadata.lables"),
+    "a label with a space": ("DataSource", {"metadata.labels": {"team": "of research"}}, "metadata.labels.team"),
+    "a key of a label with a space": ("DataSource", {"metadata.labels": {"a team": "x"}}, "metadata.labels"),
+    "a prefix of a label in capitals": ("DataSource", {"metadata.labels": {"A.b/c": "x"}}, "metadata.labels"),
+    "a prefix of an annotation with two dots": ("DataSource", {"metadata.annotations": {"a..b/c": "x"}}, "metadata.annotations"),
+    "too large annotations": ("DataSource", {"metadata.annotations": {"a": "x" * (1 << 18)}}, "metadata.annotations"),
+    "a name with two dots": ("DataSource", {"metadata.name": "a..b"}, "metadata.name"),
+    "too many labels of a template": (
+        "TrainingJob",
+        {"spec.trainers.template": {"metadata": {"labels": {f"k{n}": "" for n in range(65)}}}},
+        "spec.trainers.template.metadata.labels",
+    ),
     "a name that is no word": ("DataMix", {"spec.sources": [{"name": "A b", "weight": 1}]}, "spec.sources[0].name"),
 }  # fmt: skip
 
@@ -84,6 +96,20 @@ def test_server_and_offline_check_both_refuse(api: ApiServer, what: str) -> None
 def test_null_where_there_is_a_default_means_the_default(api: ApiServer) -> None:
     manifest = sample("TrainingJob", {"spec.suspend": None})
     assert create(api, manifest).json()["spec"]["suspend"] is False
+    assert check(manifest) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": None},
+        {"metadata.annotations": {"A.b/c": "any text", "x" * 63: "x" * ((1 << 18) - 76)}},
+        {"metadata.labels": {f"{'a' * 253}/{'x' * 63}": "x" * 63, "a-1.b/C_.d": ""}},
+    ],
+)
+def test_server_and_offline_check_both_accept_metadata_at_its_bounds(api: ApiServer, changes: Manifest) -> None:
+    manifest = sample("TrainingJob", changes)
+    assert create(api, manifest).status_code == 201
     assert check(manifest) == []
 
 

@@ -111,6 +111,12 @@ async def test_a_name_that_would_leave_the_folder_is_refused(cluster):
         await cluster.create(job("../../etc"))
 
 
+async def test_a_name_that_is_too_long_for_a_file_is_refused_and_the_longest_is_stored(cluster):
+    assert await cluster.create(job("a" * 245))
+    with pytest.raises(Refused, match="at most 245 on one machine; rename it"):
+        await cluster.create(job("a" * 246))
+
+
 async def test_objects_survive_and_versions_go_on(tmp_path):
     async with LocalCluster(tmp_path) as cluster:
         first = await cluster.create(job())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,42 @@ def as_list(kind: str, *texts: str) -> str:
     return yaml.safe_dump({"apiVersion": "v1", "kind": kind, "metadata": {"resourceVersion": ""}, "items": items})
 
 
+@pytest.mark.parametrize("indent", [None, 2, "\t"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("between", ["\n", "", "\n---\n"])
+def test_objects_of_json_are_taken_as_programs_write_them(tmp_path: Path, indent: Any, mark: str, between: str) -> None:
+    """Between `---` or nothing, by tabs, and with a letter beyond 16 bits in two halves, which YAML does not put together."""
+    value = {**yaml.safe_load(SOURCE), "x": "\U0001f600"}
+    text = between.join(json.dumps({**value, "y": y}, indent=indent) for y in (1, 2))
+    documents, faults = load(tmp_path, mark + text)
+    assert faults == []
+    assert [(d.number, d.manifest["y"], d.manifest["x"]) for d in documents] == [
+        (1, 1, "\U0001f600"),
+        (2, 2, "\U0001f600"),
+    ]
+
+
+def test_a_list_of_json_has_its_items_and_yaml_in_braces_is_yaml(tmp_path: Path) -> None:
+    items = {"apiVersion": "v1", "kind": "List", "items": [yaml.safe_load(SOURCE)]}
+    assert [d.identity[2] for d in load(tmp_path, json.dumps(items, indent="\t"))[0]] == ["code"]
+    braces = "{apiVersion: coxswain.dev/v1alpha1, kind: DataMix, x: 3e-4}\n---\n{kind: DataMix,"
+    (document,), (fault,) = load(tmp_path, braces)
+    assert (document.manifest["x"], fault.document) == (3e-4, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"kind": "DataMix", "a": {"b": 1, "b": 2}}', "key 'b' appears twice"),
+        ('{"kind":' + '{"a":' * 2000 + "1" + "}" * 2001, "nested too deeply"),
+        ('{"kind": "DataMix", "a": "\\ud83d"}', "is not Unicode text"),
+        ('{"kind": "DataMix", "a": NaN}', "nan is not a finite number"),
+    ],
+)
+def test_json_that_no_cluster_takes_is_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
+    assert words in refused(tmp_path, text).message
+
+
 @pytest.mark.parametrize("kind", ["List", "DataSourceList"])
 def test_items_of_a_list_are_objects_as_kubectl_takes_them(tmp_path: Path, kind: str) -> None:
     documents, faults = load(tmp_path, as_list(kind, SOURCE, SOURCE.replace("name: code", "name: docs")))
@@ -61,6 +98,8 @@ def test_a_fault_of_an_item_has_the_items_number(tmp_path: Path) -> None:
 
 def test_an_empty_list_holds_no_object_and_a_list_in_a_list_is_none(tmp_path: Path) -> None:
     assert load(tmp_path, "apiVersion: v1\nkind: List\nitems:\n") == ([], [])
+    (document,), _ = load(tmp_path, f"apiVersion: v1\nkind: List\nitems: []\n---\n{SOURCE}")
+    assert document.number == 2  # the list is the first
     assert "unknown kind 'List'" in refused(tmp_path, as_list("List", as_list("List", SOURCE))).text
     assert "unknown kind 'List'" in refused(tmp_path, "apiVersion: v1\nkind: List\nitems: none\n").text
 
@@ -84,6 +123,22 @@ def test_a_relative_uri_with_a_nul_stays_and_is_refused_for_its_form(tmp_path: P
     documents, faults = load(tmp_path, SOURCE.replace("file:./corpus/", uri))
     (fault,) = [fault for fault in validate(documents) if fault.path == "spec.uri"]
     assert faults == [] and "file:///path" in fault.allowed
+
+
+@pytest.mark.parametrize(("word", "found"), [("1e3", "1000"), ("6.0", "6"), ("6.5", "6.5"), ("6", "6")])
+def test_a_whole_number_may_be_written_with_a_point_or_an_exponent_as_for_kubectl(
+    tmp_path: Path, word: str, found: str
+) -> None:
+    (document,), _ = load(tmp_path, SOURCE.replace("spec: {", f"spec: {{maxRejected: {word}, "))
+    assert repr(document.manifest["spec"]["maxRejected"]) == found
+    assert [fault.path for fault in validate([document])] == ["spec.maxRejected"] * (word == "6.5")
+
+
+def test_a_number_of_no_integers_place_stays_as_it_is_written(tmp_path: Path) -> None:
+    """Such as an argument of a model of the user's own: a checkpoint knows it by its digits."""
+    job = "apiVersion: coxswain.dev/v1alpha1\nkind: TrainingJob\nspec: {model: {custom: {args: {a: 2.0}}}}\n"
+    (document,), _ = load(tmp_path, job)
+    assert repr(document.manifest["spec"]["model"]["custom"]["args"]) == "{'a': 2.0}"
 
 
 def test_absolute_uris_stay_as_they_are(tmp_path: Path) -> None:
@@ -119,6 +174,8 @@ def test_a_tag_that_would_run_code_is_refused(tmp_path: Path) -> None:
         ("kind: DataSorce\n", "kind", "DataSource, DataMix"),
         ("apiVersion: coxswain.dev/v1\nkind: DataMix\n", "apiVersion", "coxswain.dev/v1alpha1"),
         ("- a\n- b\n", "", "a mapping"),
+        *((text, "kind", "TrainingJob") for text in ("{}\n", "---\n{}\n")),
+        *((text, "", "a mapping") for text in ("0\n", "false\n", "[]\n", "''\n")),
         ("apiVersion: v1\nkind: Pod\n", "kind", "TrainingJob"),
     ],
 )

@@ -22,6 +22,8 @@ from tests.api_samples import sample
     [
         ("spec.stop.steps=100", ("spec", "stop", "steps"), 100),
         ("spec.optimizer.learningRate=3e-4", ("spec", "optimizer", "learningRate"), "3e-4"),
+        ("spec.stop.steps=1e3", ("spec", "stop", "steps"), 1000),
+        ("spec.stop={tokens: 5e6}", ("spec", "stop", "tokens"), 5_000_000),
         ("spec.suspend=true", ("spec", "suspend"), True),
         ("spec.checkpoint.uri=s3://b/a=b", ("spec", "checkpoint", "uri"), "s3://b/a=b"),
         ("spec.stop={steps: 7}", ("spec", "stop"), {"steps": 7}),
@@ -34,7 +36,7 @@ def test_a_setting_takes_its_place_with_the_type_that_the_api_wants(setting: str
     found: Any = overridden(before, [setting])
     for name in path:
         found = found[name]
-    assert found == value
+    assert repr(found) == repr(value)  # 1000 is no 1000.0
     assert before == sample("TrainingJob")
 
 
@@ -48,6 +50,17 @@ def test_a_relative_uri_is_of_the_current_folder(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     found = overridden(sample("TrainingJob"), ["spec.checkpoint.uri=file:my runs/"])
     assert found["spec"]["checkpoint"]["uri"] == f"file://{tmp_path}/my runs/"
+
+
+@pytest.mark.parametrize("path", ["spec.evaluation.tokens", "metadata.labels.team", "spec.trainers.template.spec"])
+def test_a_field_that_the_file_leaves_empty_has_a_place_for_its_members(path: str) -> None:
+    """`labels:` without a value is null in YAML, and absent to an API server."""
+    *parents, last = path.split(".")
+    empty = sample("TrainingJob", {".".join(parents): None})
+    found: Any = overridden(empty, [f"{path}=7"])
+    for name in parents:
+        found = found[name]
+    assert found == {last: 7}
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,17 @@ def test_a_job_that_a_cluster_lacks_is_answered_by_a_command_that_lists_that_ver
         assert cox(*hint(said)[1:]) == (0, "no jobs in this namespace\n")
 
 
+@pytest.mark.parametrize("name", ["a/b", "../pods", "a?watch=true", "A", "a b", "a%2fb", "x" * 254])
+@pytest.mark.parametrize("command", COMMANDS, ids=[command[0] for command in COMMANDS])
+def test_a_name_that_no_object_has_is_refused_before_it_is_part_of_an_address(tmp_path, command, name):
+    with serving(ApiServer, tmp_path) as kubeconfig:
+        options = ["--kubeconfig", str(kubeconfig), "--context", "at here", "--namespace"]
+        code, said = cox(command[0], name, *command[2:], *options, "team")
+        assert (code, said.startswith(f"cox {command[0]}: JOB is {name[:3]!r}"[:-2])) == (2, True), said
+        code, said = cox(*command, *options, name)
+        assert (code, "--namespace is" in said, "lower-case letters, digits, - and ." in said) == (2, True, True), said
+
+
 @pytest.mark.parametrize("command", [["status"], *COMMANDS], ids=lambda command: " ".join(command))
 def test_a_cluster_without_the_kinds_is_answered_by_a_command_that_installs_them_there(tmp_path, command):
     with serving(Bare, tmp_path) as kubeconfig:

@@ -55,6 +55,22 @@ def test_a_tail_begins_behind_the_last_whole_line_so_that_none_is_lost_when_a_to
     assert list(tail.lines()) == [b"first\n", b"second\n"]
 
 
+@pytest.mark.parametrize("command", ["status", "logs", "report"])
+def test_a_name_that_no_file_system_takes_is_refused_like_any_other_and_not_repeated_whole(command: str) -> None:
+    done = CliRunner().invoke(app, [command, "x" * 5000])
+    assert done.exit_code == 2 and len(done.stderr) < 300
+    assert "...' cannot be looked up (File name too long); name a work directory, or a job below runs/" in done.stderr
+
+
+def test_an_empty_workdir_is_refused_and_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["run", "job.yaml", "--workdir", ""])
+    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "--workdir" in done.stderr and "it is empty; give a folder" in done.stderr
+
+
 @pytest.mark.parametrize("before", [0, 240])
 def test_a_tail_reads_on_behind_its_last_line_when_the_older_half_of_the_file_goes(tmp_path: Path, before: int) -> None:
     path, writer = tmp_path / "steps.jsonl", JsonlWriter(tmp_path, "steps.jsonl", most=1000)

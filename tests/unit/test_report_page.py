@@ -16,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from coxswain.errors import Refused
 from coxswain_cli.readers.folder import FolderReader
 from coxswain_cli.report import report_command, write_report
 from coxswain_cli.reporting.curves import charts
@@ -53,6 +54,29 @@ class Checker(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+def test_a_reader_of_the_numbers_that_has_left_is_no_fault_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`main` ends without a word then, as it does for every command."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as out, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        with pytest.raises(BrokenPipeError):
+            report_command(str(samples.write_run(tmp_path, steps=3)), as_json=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+
+
+@pytest.mark.parametrize("place", ["", "none/report.html"])
+def test_a_place_where_no_page_can_be_written_is_named_with_the_way_out(tmp_path: Path, place: str) -> None:
+    done = CliRunner().invoke(
+        app, [str(samples.write_run(tmp_path / "run", steps=3)), "--output", str(tmp_path / place)]
+    )
+    why = "No such file or directory" if place else "Is a directory"
+    words = f"cox report: {tmp_path / place} cannot be written ({why}); give --output the path of a file that can be"
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (2, words)
 
 
 def check(text: str) -> Checker:
@@ -233,7 +257,7 @@ def test_writing_leaves_no_partial_file(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_leaves_no_partial_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(Refused, match="folder cannot be written"):
         write_report(FolderReader(samples.write_run(tmp_path / "run", steps=1)), tmp_path / "folder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "run"]
 
@@ -249,7 +273,7 @@ def test_a_report_to_a_link_is_written_behind_it(tmp_path: Path, before: str | N
 
 
 def test_a_report_to_a_folder_that_is_not_there_is_refused_by_the_name_that_was_given(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"No such file or directory: '.*/absent/r\.html'$"):
+    with pytest.raises(Refused, match=r"/absent/r\.html cannot be written \(No such file or directory\)"):
         write_report(FolderReader(samples.write_run(tmp_path / "run", steps=1)), tmp_path / "absent" / "r.html")
 
 

@@ -34,8 +34,12 @@ def labelled(field: str, *keys: str) -> Manifest:
     return {f"spec.{field}.template": {"metadata": {"labels": dict.fromkeys(keys, "a")}}}
 
 
+def shaped(**given: object) -> Manifest:
+    return {"spec.model": {"config": {**SHAPE, **given}}}
+
+
 def rope(**factors: str) -> Manifest:
-    return {"spec.model": {"config": {**SHAPE, "ropeScaling": {"type": "Llama3", "factor": "8", **factors}}}}
+    return shaped(ropeScaling={"type": "Llama3", "factor": "8", **factors})
 
 
 def assert_faults(kind: str, new: Manifest, old: Manifest | None, path: str) -> None:
@@ -70,6 +74,14 @@ def test_each_clause_of_a_rule_of_mixes(new: Manifest, old: Manifest | None, pat
         (rope(lowFreqFactor="0"), "spec.model.config.ropeScaling.lowFreqFactor"),
         (rope(lowFreqFactor="0.1"), ""),
         (rope(lowFreqFactor="5"), "spec.model.config.ropeScaling.lowFreqFactor"),
+        (rope(factor="0.999"), "spec.model.config.ropeScaling.factor"),
+        (rope(factor="1"), ""),
+        *((shaped(**given), "") for given in ({"headSize": 10}, {"qkvBias": "Learned"}, {"qkNorm": "RMSNorm"})),
+        ({"metadata.name": "a-9z0"}, ""),
+        ({"spec.checkpoint.uri": "file:///a%0a%000"}, "spec.checkpoint.uri"),
+        ({"spec.checkpoint.uri": "file:///a%0a"}, ""),
+        ({"spec.scheduling.topology": {"preferred": "zone"}}, ""),
+        ({"spec.scheduling.topology": {"required": "zone"}}, ""),
         (
             {
                 "spec.stop": {"tokens": 100},

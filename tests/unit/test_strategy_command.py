@@ -86,6 +86,14 @@ def test_longer_sequences_are_split_at_the_context(lengths: Path) -> None:
         (["--balance", "best"], "balance 'best': not known; use one of makespan"),
         (["--model", "gpt"], "model 'gpt': not known; use one of"),
         (["--devices", "1", "--hardware", "a100-40g"], "NoStrategy: no layout of 1 devices fits the model"),
+        (
+            ["--policy", "/no/such/p.json"],
+            "--policy /no/such/p.json: No such file or directory; give a path that can be",
+        ),
+        (
+            ["--output", "/no/such/o.json"],
+            "--output /no/such/o.json: No such file or directory; give a path that can be",
+        ),
     ],
 )
 def test_a_wrong_option_is_named_with_what_is_allowed(args: list[str], message: str, lengths: Path) -> None:

@@ -16,6 +16,7 @@ from coxswain.api.crd import crds
 from coxswain.api.jobfiles import load_run
 from coxswain.api.parallelism import HybridData, ParallelismPolicySpec
 from coxswain.cost.constants import SHIPPED
+from coxswain.errors import Refused
 from coxswain.plan.planners import BALANCES
 from coxswain_cli.crds import crds_command
 from coxswain_cli.validate import validate_command
@@ -79,6 +80,18 @@ def test_each_fault_names_the_value_what_is_allowed_and_the_fix(tmp_path: Path) 
     assert fault["allowed"] == "None, Warn, Rebalance, Migrate, ReplaceNode"
     assert fault["way_out"] == "use one of the allowed values"
     assert fault["file"] == str(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize(
+    "path", ["spec.\x1b]0;title\x07", "metadata.labels.\x1b[2J", "spec.trainers.template.\x1b[2J", "\x9b2J"]
+)
+def test_a_control_character_of_a_file_reaches_no_terminal(tmp_path: Path, path: str) -> None:
+    job = sample("TrainingJob", {path: "\x1b[31m"})
+    with pytest.raises(Refused) as caught:
+        run(tmp_path, job)
+        load_run([tmp_path / "job.yaml"])
+    for said in (run(tmp_path, job).stderr.replace("\n", ""), caught.value.message.replace("\n", "")):
+        assert said.isprintable() and re.search(r"\\x1b|\\x9b", said)
 
 
 def test_a_misspelt_field_gets_its_nearest_neighbour(tmp_path: Path) -> None:
@@ -183,6 +196,19 @@ def test_an_object_that_is_in_none_of_the_files_is_a_note_and_no_fault(tmp_path:
     assert result.exit_code == 0
     assert "note: DataMix/" in result.stdout
     assert "does not exist in these files; `cox run` needs it there, a cluster may have it" in result.stdout
+
+
+@pytest.mark.parametrize("namespace", [None, ""])
+def test_an_object_whose_namespace_is_left_empty_is_in_that_of_the_command(
+    tmp_path: Path, namespace: str | None
+) -> None:
+    """`namespace:` without a value is null in YAML."""
+    empty = {"metadata.namespace": namespace}
+    printed = run(tmp_path, sample("DataSource", empty), sample("DataMix"), sample("TrainingJob")).stdout
+    assert printed.startswith("3 objects in 1 file: no faults") and "does not exist" not in printed
+    assert run(tmp_path, sample("DataSource"), sample("DataMix"), sample("TrainingJob", empty)).stdout == printed
+    (fault,) = faults(tmp_path, sample("DataMix", empty), sample("DataMix"))
+    assert "'mix' is already in" in fault["message"]
 
 
 def test_an_object_of_another_namespace_is_a_note_that_says_what_a_run_and_a_cluster_do_with_it(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def strategy_command(
         took = time.perf_counter() - begin
         manifest = policy_of(found, machine, hardware, balance)
         if policy is not None:
-            write_text(policy, json.dumps(manifest, indent=2))
+            write_text(policy, json.dumps(manifest, indent=2), "policy")
         if output or as_json or not on_terminal():
             write_text(
                 output, json.dumps({**msgspec.to_builtins(found), "policy": manifest, "seconds_to_choose": took})

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from coxswain import names
+from coxswain.api.field_errors import shorten
+from coxswain.api.label_faults import is_domain
 from coxswain.config import JobConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_cli.readers.api_reads import list_items, read_logs
@@ -49,6 +51,13 @@ class Place:
 
     def __bool__(self) -> bool:
         return bool(self.kubeconfig or self.context or self.namespace)
+
+    def check(self, job: str = "") -> None:
+        """Raises Refused for a name that no object has: within an address it might be another one's."""
+        for what, name in (("--namespace", self.namespace), ("JOB", job)):
+            if name and not is_domain(name):
+                form = "lower-case letters, digits, - and ."
+                raise Refused("BadName", f"{what} is {shorten(name)!r}; a name in a cluster has {form}: correct it")
 
     def access(self) -> Access:
         return users_access(self.kubeconfig, self.context)
@@ -240,12 +249,14 @@ def _asked(access: Access, question: Callable[[Connection], Awaitable[T]]) -> T:
 
 
 def cluster_reader(place: Place, job: str) -> ClusterReader:
+    place.check(job)
     access = place.access()
     return ClusterReader(access, place.namespace or access.namespace, job, place)
 
 
 def jobs_of(place: Place) -> Iterator[Seen]:
     """Every job of a namespace, without its pods."""
+    place.check()
     access = place.access()
 
     async def ask(connection: Connection) -> list[Manifest]:
@@ -263,6 +274,7 @@ def scale(place: Place, job: str, trainers: int) -> str:
 
     Raises Refused in the server's words.
     """
+    place.check(job)
     access = place.access()
     namespace = place.namespace or access.namespace
     wanted: Manifest = {"spec": {"replicas": trainers}}

@@ -41,7 +41,7 @@ def job_config(
     trainers = spec.trainers
     return config.JobConfig(
         name=metadata["name"],
-        namespace=metadata.get("namespace", "default"),
+        namespace=metadata.get("namespace") or "default",
         uid=uid,
         seed=spec.seed,
         model=model_config(spec.model),

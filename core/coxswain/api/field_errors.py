@@ -36,7 +36,12 @@ class FieldError:
         """The whole fault as one sentence, without the place of the file."""
         allowed = f" (allowed: {self.allowed})" if self.allowed else ""
         way_out = f"; {self.way_out}" if self.way_out else ""
-        return ": ".join(part for part in (self.path, f"{self.message}{allowed}{way_out}") if part)
+        return printable(": ".join(part for part in (self.path, f"{self.message}{allowed}{way_out}") if part))
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped: a key of a file would move the terminal's cursor, or set its title."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def join_path(location: Sequence[str | int]) -> str:

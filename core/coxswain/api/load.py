@@ -13,8 +13,10 @@ import yaml
 
 from coxswain.api.crd import schema_of
 from coxswain.api.field_errors import FieldError, similar
+from coxswain.api.json_documents import json_documents
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME
+from coxswain.api.schema import whole_numbers
 from coxswain.api.yaml_loader import YamlLoader
 from coxswain.names import API_VERSION
 from coxswain.uris import file_path, file_uri
@@ -41,10 +43,10 @@ class Document:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """(kind, namespace, name)."""
+        """(kind, namespace, name). Null and empty are absent."""
         metadata = self.manifest.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
-        return str(self.manifest["kind"]), str(metadata.get("namespace", "default")), str(metadata.get("name", ""))
+        return str(self.manifest["kind"]), str(metadata.get("namespace") or "default"), str(metadata.get("name") or "")
 
 
 def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[FieldError]]:
@@ -105,7 +107,7 @@ def _parse(path: Path, text: str) -> Iterator[Document | FieldError]:
     """The documents up to the first that is not YAML: what follows it cannot be separated."""
     number = 0
     try:
-        for document in yaml.load_all(text, Loader=YamlLoader):
+        for document in json_documents(text) or yaml.load_all(text, Loader=YamlLoader):
             for value in _items(document):
                 number += 1
                 if value is not None:
@@ -135,7 +137,8 @@ def _document(path: Path, number: int, value: Any) -> Iterator[Document | FieldE
     if faults:
         yield from (replace(fault, file=str(path), document=number) for fault in faults)
     else:
-        yield Document(str(path), number, absolute(value, path.resolve().parent))
+        numbers = whole_numbers(schema_of(value), value)
+        yield Document(str(path), number, absolute(numbers, path.resolve().parent))
 
 
 def _oversized(value: Any) -> list[FieldError]:

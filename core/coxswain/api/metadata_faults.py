@@ -6,7 +6,13 @@ import re
 from typing import Any
 
 from coxswain.api.common import LABEL, LABEL_LENGTH, NAME_LENGTH, PATTERNS, SUBDOMAIN
-from coxswain.api.field_errors import FieldError, quoted, shorten
+from coxswain.api.field_errors import FieldError, nearest, quoted, shorten
+from coxswain.api.label_faults import is_domain, key_faults, value_faults
+
+_FIELDS = (
+    "annotations", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers", "generateName",
+    "generation", "labels", "managedFields", "name", "namespace", "ownerReferences", "resourceVersion", "selfLink", "uid",
+)  # fmt: skip
 
 
 def metadata_faults(kind: str, manifest: dict[str, Any], namespaced: bool = True) -> list[FieldError]:
@@ -17,7 +23,13 @@ def metadata_faults(kind: str, manifest: dict[str, Any], namespaced: bool = True
     if not isinstance(metadata, dict):
         return [_not_mapping("metadata", metadata, "write metadata: {name: NAME}")]
     texts = [fault for field in ("labels", "annotations") for fault in _texts(field, metadata.get(field))]
-    return [*_name(kind, metadata.get("name")), *_namespace(kind, metadata.get("namespace"), namespaced), *texts]
+    own = [*_name(kind, metadata.get("name")), *_namespace(kind, metadata.get("namespace"), namespaced)]
+    return [*own, *texts, *map(_unknown, (name for name in metadata if name not in _FIELDS))]
+
+
+def _unknown(name: str) -> FieldError:
+    allowed = "name, namespace, labels, annotations, and what a cluster writes"
+    return FieldError(f"metadata.{name}", "unknown field", name, allowed, nearest(name, _FIELDS))
 
 
 def _name(kind: str, name: Any) -> list[FieldError]:
@@ -28,7 +40,7 @@ def _name(kind: str, name: Any) -> list[FieldError]:
         return [_not_string("metadata.name", name)]
     if not name:
         return [FieldError("metadata.name", "required, but empty", way_out="give the object a name")]
-    if kind == "TrainingJob" or (len(name) <= NAME_LENGTH and re.fullmatch(SUBDOMAIN, name)):
+    if kind == "TrainingJob" or is_domain(name):
         return []
     allowed = f"{PATTERNS[SUBDOMAIN]}, at most {NAME_LENGTH}"
     return [_wrong_form("metadata.name", name, allowed, "rename the object")]
@@ -52,11 +64,14 @@ def _namespace(kind: str, given: Any, namespaced: bool) -> list[FieldError]:
 
 def _texts(field: str, given: Any) -> list[FieldError]:
     """Of a mapping of strings to strings."""
+    path = f"metadata.{field}"
     if given is None:
         return []
     if not isinstance(given, dict):
-        return [_not_mapping(f"metadata.{field}", given, "write a mapping")]
-    return [_not_string(f"metadata.{field}.{key}", value) for key, value in given.items() if not isinstance(value, str)]
+        return [_not_mapping(path, given, "write a mapping")]
+    texts = {key: value for key, value in given.items() if isinstance(value, str)}
+    others = [_not_string(f"{path}.{key}", value) for key, value in given.items() if key not in texts]
+    return [*others, *key_faults(field, path, given), *value_faults(field, path, texts)]
 
 
 def _not_mapping(path: str, value: Any, way_out: str) -> FieldError:

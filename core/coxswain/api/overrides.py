@@ -13,7 +13,7 @@ import yaml
 from coxswain.api.crd import object_schema
 from coxswain.api.kinds import BY_NAME
 from coxswain.api.load import absolute, load_value
-from coxswain.api.schema import Schema
+from coxswain.api.schema import Schema, whole_numbers
 from coxswain.errors import Refused
 
 Manifest = dict[str, Any]
@@ -38,10 +38,11 @@ def overridden(job: Manifest, settings: Iterable[str]) -> Manifest:
 
 
 def _value(setting: str, names: list[str | int], text: str) -> Any:
-    if _schema_at(names).get("type") == "string":
+    schema = _schema_at(names)
+    if schema.get("type") == "string":
         return absolute(text, Path.cwd(), str(names[-1]))
     try:
-        return absolute(load_value(text), Path.cwd(), str(names[-1]))
+        return absolute(whole_numbers(schema, load_value(text)), Path.cwd(), str(names[-1]))
     except yaml.YAMLError as error:
         raise _refused(setting, f"its value is not YAML ({getattr(error, 'problem', error)}); quote it") from error
 
@@ -54,7 +55,7 @@ def _schema_at(names: list[str | int]) -> Schema:
 
 
 def _put(manifest: Manifest, names: list[str | int], value: Any, setting: str) -> None:
-    """Sets a member; mappings on the way there are made, items of lists must exist."""
+    """Sets a member; mappings on the way there are made, also where null stands for none; items of lists must exist."""
     place: Any = manifest
     for name, following in zip(names, [*names[1:], None], strict=True):
         inside = isinstance(place, list) if isinstance(name, int) else isinstance(place, dict)
@@ -65,7 +66,8 @@ def _put(manifest: Manifest, names: list[str | int], value: Any, setting: str) -
         if following is None:
             place[name] = value
         elif isinstance(place, dict):
-            place = place.setdefault(name, {})
+            place[name] = {} if place.get(name) is None else place[name]
+            place = place[name]
         else:
             place = place[name]
 

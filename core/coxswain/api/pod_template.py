@@ -14,6 +14,7 @@ from typing import Any
 
 from coxswain import names
 from coxswain.api.field_errors import FieldError, nearest, quoted, shorten
+from coxswain.api.label_faults import key_faults
 
 Schema = dict[str, Any]
 PARTS = ("metadata", "spec")
@@ -23,7 +24,6 @@ _OURS_ALONE = ("restartPolicy", "restartPolicyRules")  # of our containers: the 
 _PREFIX = "COXSWAIN_"
 _VARIABLES = (names.ENV_LOG_LEVEL, names.ENV_STORE_PATIENCE)  # of ours that users may set
 _OPERATORS = (names.ENV_POD_NAME, names.ENV_POD_IP, names.ENV_POD_UID, names.ENV_NODE)
-_KEY = re.compile(r"([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _TYPES: dict[str, tuple[type, str, str]] = {
     "string": (str, "a string", "put the value in quotes"),
     "integer": (int, "a whole number", "write a whole number without quotes"),
@@ -99,10 +99,7 @@ def _faults_of(path: str, template: dict[str, Any], own: tuple[str, ...]) -> Ite
     metadata = template.get("metadata")
     for name in ("labels", "annotations"):
         keys = metadata.get(name) if isinstance(metadata, dict) else None
-        for key in keys if isinstance(keys, dict) else ():
-            if not _KEY.fullmatch(key):
-                yield FieldError(f"{path}.metadata.{name}", f"{shorten(key)!r} is no valid key", shorten(key),
-                                 "a name, or PREFIX/NAME", "correct the key")  # fmt: skip
+        yield from key_faults(name, f"{path}.metadata.{name}", keys if isinstance(keys, dict) else {})
 
 
 def _former_faults(path: str, template: dict[str, Any], own: tuple[str, ...]) -> Iterator[FieldError]:
@@ -188,6 +185,8 @@ def _problem(schema: Schema, value: Any) -> tuple[str, str, str] | None:
         return f"{shown} has not the form that is needed", _form(schema), "correct it"
     if isinstance(value, str) and len(value) > schema.get("maxLength", len(value)):
         return f"{len(value)} characters is out of bounds", f"at most {schema['maxLength']} characters", "shorten it"
+    if isinstance(value, dict) and len(value) > schema.get("maxProperties", len(value)):
+        return f"{len(value)} entries is out of bounds", f"at most {schema['maxProperties']} entries", "remove some"
     return None
 
 

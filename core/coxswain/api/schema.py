@@ -85,6 +85,17 @@ def with_defaults(schema: Schema, value: Any) -> Any:
     return result
 
 
+def whole_numbers(schema: Schema, value: Any) -> Any:
+    """A copy whose integers are such where they are written as 6.0 or 1e3: kubectl sends 6 and 1000."""
+    if isinstance(value, dict):
+        members = schema.get("properties", {})
+        return {name: whole_numbers(members.get(name, {}), member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [whole_numbers(schema.get("items", {}), item) for item in value]
+    whole = isinstance(value, float) and schema.get("type") == "integer" and value.is_integer()
+    return int(value) if whole else value
+
+
 def repeated(schema: Schema, value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Path and key of every item of a list-map whose key an earlier item has: the API server refuses them."""
     if isinstance(value, dict):

@@ -87,7 +87,8 @@ def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
     faults += metadata_faults(kind.name, manifest, kind.namespaced)
     faults += parse(kind.spec, manifest["spec"], "spec")[1] if "spec" in manifest else [_missing_spec()]
     faults += template_faults(manifest.get("spec")) if kind.name == "TrainingJob" else []
-    faults += parse(kind.status, manifest["status"], "status")[1] if kind.status and "status" in manifest else []
+    given = manifest.get("status")  # null is absent
+    faults += parse(kind.status, given, "status")[1] if kind.status and given is not None else []
     return faults + [
         FieldError(path, f"{key!r} appears twice", key, way_out="give every item a name of its own")
         for path, key in repeated(object_schema(kind), manifest)

@@ -63,6 +63,7 @@ class StoredPod(Stored, kw_only=True):
 _SHAPES: dict[str, type[Stored]] = {"TrainingJob": StoredJob, "Pod": StoredPod}
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_LONGEST = 245  # letters of a name: a draft of its file, .NAME.json.new, has at most the 255 of a file system
 _CONTENT = ("spec", "data")  # `generation` counts changes of these
 
 
@@ -92,10 +93,11 @@ class Objects:
         Raises AlreadyExists, or Refused for an invalid name.
         """
         key = key_of(manifest)
-        if not _NAME.fullmatch(key[2]):
-            raise Refused(
-                "InvalidName", f"{key[0]} name {key[2]!r}: allowed are lower-case letters, digits, '-' and '.'"
+        if not _NAME.fullmatch(key[2]) or len(key[2]) > _LONGEST:
+            allowed = (
+                f"allowed are lower-case letters, digits, '-' and '.', at most {_LONGEST} on one machine; rename it"
             )
+            raise Refused("InvalidName", f"{key[0]} name {key[2]!r}: {allowed}")
         if key in self._objects:
             raise AlreadyExists(f"{key[0]} {key[1]}/{key[2]} exists already")
         stored = encode_strings(copy.deepcopy(manifest))

@@ -1,0 +1,44 @@
+"""Faults of labels and annotations that an API server finds: of an object's own metadata, and of a pod template's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from coxswain.api.common import LABEL_LENGTH, NAME_LENGTH
+from coxswain.api.field_errors import FieldError, shorten
+
+_WORD = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DOMAIN = re.compile(rf"{_WORD}(\.{_WORD})*")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_MOST_BYTES = 1 << 18  # of all annotations of an object
+
+
+def is_domain(text: str) -> bool:
+    """Whether it is words with dots between, such as an object's name: no two dots in a row, and no - beside one."""
+    return len(text) <= NAME_LENGTH and _DOMAIN.fullmatch(text) is not None
+
+
+def key_faults(field: str, path: str, given: Mapping[str, Any]) -> Iterator[FieldError]:
+    """`field`: labels or annotations, whose prefixes may have capitals."""
+    for key in given:
+        prefix, slash, name = key.rpartition("/")
+        prefix = prefix if field == "labels" else prefix.lower()
+        right = len(name) <= LABEL_LENGTH and _NAME.fullmatch(name) and (not slash or is_domain(prefix))
+        if not right:
+            allowed = f"a name, or PREFIX/NAME; a name has letters, digits and - _ . within, at most {LABEL_LENGTH}"
+            yield FieldError(path, f"{shorten(key)!r} is no valid key", shorten(key), allowed, "correct the key")
+
+
+def value_faults(field: str, path: str, given: Mapping[str, str]) -> Iterator[FieldError]:
+    """Of the form of labels' values, and of the size of all annotations."""
+    for key, value in given.items() if field == "labels" else ():
+        if value and not (len(value) <= LABEL_LENGTH and _NAME.fullmatch(value)):
+            message = f"{shorten(value)!r} has not the form that is needed"
+            allowed = f"letters and digits, with - _ . within, at most {LABEL_LENGTH}"
+            yield FieldError(f"{path}.{key}", message, shorten(value), allowed, "correct it, or make it an annotation")
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in given.items())
+    if field == "annotations" and size > _MOST_BYTES:
+        message = f"{size} bytes in all annotations is out of bounds"
+        yield FieldError(path, message, str(size), f"at most {_MOST_BYTES} bytes", "shorten them")

@@ -357,12 +357,13 @@ CASES: list[Case] = [
     ),
     *(
         _job(
-            f"{field}-template-labels", f"spec.{field}.template", {"metadata": {"labels": {"team": "a"}}},
-            {"metadata": {"labels": {"coxswain.dev/role": "trainer"}}},
-            "labels that start with coxswain.dev/ are the operator's; use another prefix",
-            f"spec.{field}.template.metadata.labels",
+            f"{field}-template-{keys}", f"spec.{field}.template", {"metadata": {keys: {"team": "a"}}},
+            {"metadata": {keys: {"coxswain.dev/role": "trainer"}}},
+            f"{keys} that start with coxswain.dev/ are the operator's; use another prefix",
+            f"spec.{field}.template.metadata.{keys}",
         )
         for field in ("trainers", "data")
+        for keys in ("labels", "annotations")
     ),
     _job(
         "data-loaders", "spec.data.loaders", {"min": 2, "max": 2}, {"min": 3, "max": 2},

@@ -24,7 +24,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 BOOLEANS = {"spec.suspend", "status.complete"}
 
 
-METADATA = {f"spec.{field}.template.metadata{part}" for field in OWN for part in ("", ".labels")}
+METADATA = {f"spec.{field}.template.metadata{part}" for field in OWN for part in ("", ".labels", ".annotations")}
 
 
 def test_every_generated_file_is_current() -> None:

@@ -103,7 +103,10 @@ def test_each_clause_of_a_rule_of_mixes(new: Manifest, old: Manifest | None, pat
             for field in ("trainers", "data")
             for keys in (("team", "coxswain.dev/role"), ("coxswain.dev/role", "coxswain.dev/index"))
         ),
-        ({"spec.data.template": {"metadata": {"annotations": {"coxswain.dev/a": "b"}}}}, ""),
+        (
+            {"spec.data.template": {"metadata": {"annotations": {"coxswain.dev/a": "b"}}}},
+            "spec.data.template.metadata.annotations",
+        ),
         ({"spec.scheduling.queueing": {"queueName": "research"}}, "spec.scheduling.queueing.queueName"),
         ({"spec.parallelism.mode": "Auto", "spec.parallelism.layout": LAYOUT}, "spec.parallelism.mode"),
         ({"spec.parallelism.mode": "Auto", **IN_TWOS}, "spec.parallelism.mode"),

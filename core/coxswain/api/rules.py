@@ -307,11 +307,12 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     ),
     *(
         Rule(
-            f"{field}-template-labels", (f"{_JOB}.{field}.template.metadata",),
-            "!has(self.labels) || !self.labels.exists(key, key.startsWith('coxswain.dev/'))",
-            "labels that start with coxswain.dev/ are the operator's", "use another prefix", field=".labels",
+            f"{field}-template-{keys}", (f"{_JOB}.{field}.template.metadata",),
+            f"!has(self.{keys}) || !self.{keys}.exists(key, key.startsWith('coxswain.dev/'))",
+            f"{keys} that start with coxswain.dev/ are the operator's", "use another prefix", field=f".{keys}",
         )
         for field in OWN
+        for keys in ("labels", "annotations")
     ),
     Rule(
         "data-loaders", (f"{_JOB}.data.loaders",), "!has(self.max) || self.min <= self.max",

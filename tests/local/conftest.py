@@ -2,8 +2,15 @@
 
 import pytest
 
-from tests.local.jobs import Run, job_objects, whole_run, write_corpus
+from tests.local.jobs import Run, end_started, job_objects, whole_run, write_corpus
 from tests.shared import shared_folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_run_outlives_its_file():
+    """One that a failed test leaves would take the processors from all that follow."""
+    yield
+    end_started()
 
 
 @pytest.fixture(scope="session")

@@ -104,6 +104,18 @@ def _object(kind: str, name: str, spec: Object) -> Object:
     return {"apiVersion": "coxswain.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
+_STARTED: list[subprocess.Popen[str]] = []  # by tests of the file under way
+
+
+def end_started() -> None:
+    """Kills what tests have started and left, as those do that fail: the kernel ends all processes of a `cox`."""
+    while _STARTED:
+        cox = _STARTED.pop()
+        if cox.poll() is None:
+            cox.kill()
+            cox.communicate()
+
+
 @dataclass
 class Run:
     """One work directory in which `cox run` is started, once or repeatedly."""
@@ -140,7 +152,9 @@ class Run:
             *arguments,
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
+        cox = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
+        _STARTED.append(cox)
+        return cox
 
     def finish(self, cox: subprocess.Popen[str], deadline: float = 100) -> int:
         try:

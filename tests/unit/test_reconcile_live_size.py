@@ -114,6 +114,24 @@ async def test_a_job_shrinks_only_after_its_world_and_grows_again_under_new_name
     }
 
 
+async def test_a_trainer_that_is_let_go_and_wanted_again_and_again_has_not_failed() -> None:
+    """Its first failure is its first: it restarts that trainer alone, and at once."""
+    cluster, _ = await live_world(4)
+    for count in 3, 4, 3, 4, 3, 4:
+        scale(cluster, count)
+        await passes(cluster, 2)
+        cluster.run_all()
+        await passes(cluster)
+    assert cluster.created[-1] == "demo-trainer-3-3"
+    others = {name: uid for name, uid in uids(cluster).items() if name != "trainer-3"}
+    cluster.end(cluster.pod("trainer-3") or {}, 1)
+    await passes(cluster, 2)
+    cluster.tick(1.5)  # the delay of one replacement
+    await passes(cluster, 2)
+    assert cluster.created[-1] == "demo-trainer-3-4" and cluster.job["status"]["attempt"] == 0
+    assert {name: uid for name, uid in uids(cluster).items() if name != "trainer-3"} == others
+
+
 async def test_a_smaller_number_that_is_taken_back_before_the_world_has_it_is_taken_back_from_the_coordinator_too() -> (
     None
 ):

@@ -42,10 +42,11 @@ def mark_seen(status: JobStatus, members: Collection[str]) -> JobStatus:
     return status if known.issuperset(members) else replace(status, seen=encode(known.union(members)))
 
 
-def next_incarnation(status: JobStatus, members: Collection[str], now: float) -> JobStatus:
-    """The next number for these members, with a growing delay for those that fail soon."""
+def next_incarnation(status: JobStatus, members: Collection[str], now: float, planned: bool = False) -> JobStatus:
+    """The next number for these members, with a growing delay for those that fail soon. `planned`: at once, for no failure."""
     found = numbers(status)
     changed = {m: _next(replace(found.of(m), name=m), now) for m in members}
+    changed = {m: replace(e, delay_seconds=0) if planned else e for m, e in changed.items()}
     kept = {name: _forget_delay(e, now) for name, e in found.exceptions.items()}
     unseen = encode(decode(status.seen).difference(members))
     return replace(status, incarnations=_entries(found.default, kept | changed), seen=unseen)

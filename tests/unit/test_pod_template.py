@@ -9,16 +9,13 @@ import pytest
 from coxswain.api.pod_template import split_template, template_faults
 from coxswain.api.resolve import resolve
 from coxswain.api.validate import check
-from coxswain.names import ANNOTATION_AVOIDS
-from coxswain_operator.children import PodPlan
 from coxswain_operator.children.scheduling import POD_SET
 from coxswain_operator.controller import Controller
-from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 from docs.tools import pod_template as generator
 from tests.api_samples import sample
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, training_job, with_job
-from tests.unit.test_reconcile_children import environment, job_and_config, made
+from tests.unit.test_reconcile_children import environment, made
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 TRAINERS = "spec.trainers.template"
@@ -169,15 +166,6 @@ def test_annotations_of_a_template_never_replace_those_of_the_pods_queue() -> No
     trainers = {"count": 2, "template": {"metadata": {"annotations": theirs}}}
     found = made("trainer-1", trainers=trainers, scheduling=queue)["metadata"]["annotations"]
     assert [found[key] for key in theirs] == ["4", "trainer"]
-
-
-def test_a_template_says_nothing_of_the_nodes_that_a_pod_avoids() -> None:
-    """A pod of which the operator believes it is replaced again and again once it waits for a node."""
-    template = {"metadata": {"annotations": {ANNOTATION_AVOIDS: "gpu-7", "team": "a"}}}
-    job, config = job_and_config(trainers={"count": 2, "template": template})
-    found = [PodPlan(job, config, Settings(), 0, 0, avoid=nodes).pod("trainer-1", 0) for nodes in ((), ("bad",))]
-    assert [p["metadata"]["annotations"].get(ANNOTATION_AVOIDS) for p in found] == [None, "bad"]
-    assert {p["metadata"]["annotations"]["team"] for p in found} == {"a"}
 
 
 def test_a_pod_gets_no_service_links_and_a_token_that_its_group_alone_reads() -> None:

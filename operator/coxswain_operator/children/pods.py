@@ -93,8 +93,7 @@ class PodPlan:
         head, theirs = owner_of(self.job), self._template(role)[0]
         gang_labels, gang_annotations, _ = self._gang(role)
         head["labels"] = {**(theirs.get("labels") or {}), **head["labels"], **labels, **queue_labels, **gang_labels}
-        given = {k: v for k, v in (theirs.get("annotations") or {}).items() if k != names.ANNOTATION_AVOIDS}
-        annotations = {**ANNOTATIONS, **given, **queue_annotations, **gang_annotations}
+        annotations = {**ANNOTATIONS, **(theirs.get("annotations") or {}), **queue_annotations, **gang_annotations}
         avoids = {names.ANNOTATION_AVOIDS: ",".join(self.avoid)} if self.avoid else {}
         return {**head, "annotations": {**annotations, **avoids}}
 

@@ -44,7 +44,8 @@ from coxswain_train.live.state import Cut, LiveState
 from coxswain_train.parallel import process_groups
 from coxswain_train.parallel.state import State
 from coxswain_train.worker import release, worker, worlds
-from coxswain_train.worker.assignments import Assignment
+from coxswain_train.worker.assignments import Assignment, Leave
+from coxswain_train.worker.world_check import WorldCheck
 from tests.distributed import training
 from tests.fake_coordinator import FakeCoordinator
 from tests.step_samples import LENGTH, arrays, plan
@@ -53,7 +54,9 @@ LAYOUT = uniform_layout([Device(0, 0)], layers=training.MODEL.layers)
 
 
 class OneRankCoordinator(FakeCoordinator):
-    """Has one world of one rank. The directive of step `steps` is `end`."""
+    """Has one world of one rank. The directive of step `steps` is `end`. `agent`: the worker's, for tests that play it."""
+
+    agent: socket.socket
 
     def __init__(
         self, steps: int = 3, end: str = "Completed", generation: int = 1, checkpoint: str = "", first_step: int = 0
@@ -125,6 +128,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             process_groups, "_sockets", dict
         )  # an abort would cut those of the coordinator in this process
         agent.send(msgspec.json.encode(Assignment(1, 0)))
+        coordinator.agent = agent
         if agent_goes:
             agent.shutdown(socket.SHUT_WR)
         constructor = HandoverServer(names.constructor_socket(pod), "secret", provide)
@@ -302,13 +306,41 @@ def test_a_save_that_is_under_way_keeps_no_worker_in_a_world_that_is_over(
     """Else its agent ends it, and with it the state that it holds."""
     one, slow, over = worker.Worker.__new__(worker.Worker), Slow(), iter([False, True])
     one._saver, one._assignment = save_load.Saver(open_store(f"file://{tmp_path}"), slow), Assignment(7, 0)
-    one._is_aborted = lambda: next(over)
+    one._check_world = WorldCheck(7, lambda: next(over))
     one._saver.begin({}, lambda *_: None)
     with pytest.raises(Stale, match="generation 7 is over"):
         wait(one)
     assert next(over, None) is None, "it has looked twice"
     slow.written.set()
     one._saver.wait()
+
+
+def test_a_worker_that_waits_for_a_directive_leaves_a_world_that_is_over(run: Any) -> None:
+    """Its peers have reached the end of a planned change before it has asked. The order to leave cuts its calls, so it hears of
+    that end no more."""
+    coordinator, ordered, asked = OneRankCoordinator(steps=2), threading.Event(), list[None]()
+    directive_of_step = coordinator.answers["/v1/steps"]
+
+    def directive(query: dict[str, str], body: Any) -> Any:
+        if int(query["step"]) == 2 and not agent.is_alive():
+            agent.start()
+        if int(query["step"]) < 2 or len(asked) > 3:  # else the test would have no end where that wait has none
+            return directive_of_step(query, body)
+        asked.extend([None] * ordered.is_set())
+        raise Retryable("this call is cut")
+
+    def leave() -> None:
+        coordinator.agent.send(msgspec.json.encode(Leave(1)))
+        while b'"Left"' not in (message := coordinator.agent.recv(4096)):
+            if b'"Leaving"' in message:
+                ordered.set()
+        coordinator.agent.shutdown(socket.SHUT_WR)
+
+    agent = threading.Thread(target=leave)
+    coordinator.answers["/v1/steps"] = directive
+    with pytest.raises(Stale, match="generation 1 is over"):
+        run(coordinator)
+    assert [r.step for r in coordinator.reports] == [0, 1] and len(asked) <= 3
 
 
 class Sent:
@@ -330,7 +362,7 @@ def at_the_end(tmp_path: Path, after: int, over: Iterable[bool]) -> worker.Worke
     """A worker that has saved what it holds, and whose peers have not."""
     one, looks = worker.Worker.__new__(worker.Worker), iter(over)
     one._saver, one._assignment = save_load.Saver(open_store(f"file://{tmp_path}")), Assignment(7, 0)
-    one._is_aborted, one._outbox = lambda: next(looks), Sent(after)  # type: ignore[assignment]
+    one._check_world, one._outbox = WorldCheck(7, lambda: next(looks)), Sent(after)  # type: ignore[assignment]
     return one
 
 
@@ -354,7 +386,7 @@ def test_a_worker_at_a_stop_waits_for_its_peers_as_long_as_they_write_parts_of_t
     asked = list[None]()
     monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: float(20 * len(asked))))
     one = at_the_end(tmp_path, 9, [])
-    one._outbox, one._is_aborted = Sent(9, parts), lambda: bool(asked.append(None))  # type: ignore[assignment]
+    one._outbox, one._check_world = Sent(9, parts), WorldCheck(7, lambda: bool(asked.append(None)))  # type: ignore[assignment]
     assert one._leave(directive_of("Suspended")) == 3
     assert len(asked) == looks
 

@@ -21,6 +21,7 @@ from coxswain_link.http_client import Client
 from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient
+from coxswain_train.worker.world_check import WorldCheck
 from tests.unit.test_train_directives import Feed, Outbox, committed
 
 RANKS = 1024
@@ -115,7 +116,7 @@ def test_a_rank_waits_for_a_slow_coordinator_and_does_not_pass_the_stop_that_oth
         closing(Client(f"http://127.0.0.1:{port}", "secret", REACH_DEADLINE, retry=False)) as c,
     ):
         threading.Timer(BUSY, held.set).start()
-        found = DirectiveClient(c, outbox, feed, generation=0, every=6, saved=0, rank=0).next(STEP)
+        found = DirectiveClient(c, outbox, feed, WorldCheck(0, lambda: False), every=6, saved=0, rank=0).next(STEP)
     assert found == StepDirective(STEP, True, "Suspended", None)
     assert outbox.reachable
 

@@ -125,8 +125,8 @@ bench-engine: .venv/.ready  ## the whole system beside a plain torch loop on the
 	@$(BIN)/python -m bench.engine --write
 	@$(BIN)/python -m bench.pipeline
 
-bench-strategy: .venv/.ready  ## layouts for the published settings of FlexSP and Hydraulis, predicted (ten minutes)
-	@$(BIN)/python -m bench.strategy --output docs/results/strategy.json
+bench-strategy: .venv/.ready  ## layouts for the published settings of FlexSP and Hydraulis, predicted, into docs/results (a minute)
+	@$(BIN)/python -m bench.strategy --write
 
 bench-coordinator: .venv/.ready  ## a coordinator under 1,024 simulated ranks over HTTP: its CPU, bytes of plan, lag (three minutes)
 	@$(BIN)/python -m bench.coordinator

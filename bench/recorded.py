@@ -13,14 +13,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def keep(name: str, title: str, command: str, figures: dict[str, Any]) -> Path:
-    """Writes docs/results/NAME.json; `make generate` puts its tables into the pages."""
+def keep(name: str, title: str, command: str, figures: dict[str, Any], on: str = "") -> Path:
+    """Writes docs/results/NAME.json; `make generate` puts its tables into the pages. `on`: what the figures depend on, where that
+    is no machine."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short=7", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.strip()
     result = {
         "title": title, "command": command, "commit": commit, "recorded": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": machine(), "from": "the JSON object that the command printed", "figures": figures,
+        "machine": on or machine(), "from": "the JSON object that the command printed", "figures": figures,
     }  # fmt: skip
     file = ROOT / "docs" / "results" / f"{name}.json"
     file.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """Strategies for the published settings of FlexSP and Hydraulis: the chosen layout beside all homogeneous ones and FlexSP's way.
 
-    python -m bench.strategy [--seeds 5] [--only hydraulis] [--output docs/results/strategy.json]
+    python -m bench.strategy [--seeds 5] [--only hydraulis] [--write]
 
 Predicted seconds, by the cost models named below; nothing here was run on a GPU. Prints one JSON object, then a line of
 text per setting.
@@ -18,19 +18,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.recorded import keep
 from coxswain.cost import load_constants
 from coxswain.cost.constants import MODELS, Constants, device_memory
 from coxswain.cost.model import CostModel
@@ -250,7 +248,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="sampled steps of each setting")
     parser.add_argument("--only", default="", choices=["", "flexsp", "hydraulis"])
-    parser.add_argument("--output", type=Path, help="write the figures here, for docs/results")
+    parser.add_argument(
+        "--write", action="store_true", help="keep the figures of a whole run in docs/results/strategy.json"
+    )
     given = parser.parse_args()
     found = list[Row]()
     for row in rows(given.seeds, given.only):
@@ -258,17 +258,9 @@ def main() -> None:
         print(text(row), file=sys.stderr, flush=True)
     figures = {"bench": "strategy", "seeds": given.seeds, "results": [row.figures() for row in found]}
     print(json.dumps(figures))
-    if given.output:
-        given.output.write_text(json.dumps(_recorded(figures), indent=1) + "\n")
-
-
-def _recorded(figures: dict[str, Any]) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    return {
-        "title": "Choosing a strategy", "command": "make bench-strategy", "commit": commit.strip(),
-        "recorded": f"{datetime.now(UTC):%Y-%m-%d}", "machine": "predicted by cost models; no accelerator",
-        "from": "the JSON object that the command printed", "figures": figures,
-    }  # fmt: skip
+    if given.write:
+        on = "predicted by cost models; no accelerator"
+        keep("strategy", "Choosing a strategy", "make bench-strategy", figures, on)
 
 
 if __name__ == "__main__":

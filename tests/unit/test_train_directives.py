@@ -19,29 +19,32 @@ PLAN = next(p for p in committed(*range(8)).plans if p.step == STEP)
 OWN = StepDirective(step=STEP, checkpoint=False, end="", plan=PLAN)
 
 
-class Client:
-    """Answers with `answer`, or raises it."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer, self.asked = answer, 0
-
-    def get(self, *_: object, **__: object) -> StepDirective | None:
-        self.asked += 1
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        found: StepDirective | None = self.answer
-        return found
-
-
 class Outbox:
     reachable = True
     end: int | None = None
+    waits = 0
 
     def mark_unreachable(self) -> None:
         self.reachable = False
 
     def await_answer(self, seconds: float) -> None:
         """No time passes here."""
+        assert seconds > 0
+        self.waits += 1
+
+
+class Client:
+    """Answers with `answer`, or raises it."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer, self.asked, self.query, self.outbox = answer, 0, dict[str, Any](), Outbox()
+
+    def get(self, *_: object, **query: Any) -> StepDirective | None:
+        self.asked, self.query = self.asked + 1, query
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        found: StepDirective | None = self.answer
+        return found
 
 
 class Feed:
@@ -57,7 +60,7 @@ def directives(
 ) -> tuple[DirectiveClient, Client]:
     client: Any = Client(answer)
     feed: Any = Feed(plan)
-    outbox: Any = Outbox()
+    outbox: Any = client.outbox
     outbox.end = end
     check_world = WorldCheck(1, lambda: over)
     return DirectiveClient(client, outbox, feed, check_world, every=6, saved=0, rank=0), client
@@ -90,6 +93,20 @@ def test_a_step_without_a_committed_plan_waits() -> None:
 @pytest.mark.parametrize(("end", "alone"), [(STEP - 1, None), (STEP, None), (STEP + 1, OWN), (None, OWN)])
 def test_a_rank_without_a_coordinator_does_not_pass_an_end_that_was_announced(end: int | None, alone: Any) -> None:
     assert directives(Retryable("refused"), end=end)[0].next(STEP) == alone
+
+
+def test_a_directive_is_asked_for_in_the_name_of_the_ranks_own_world() -> None:
+    """The coordinator refuses a rank of a world that is over."""
+    found, client = directives(OWN)
+    found.next(STEP)
+    assert (client.query["generation"], client.query["step"], client.query["rank"]) == (1, STEP, 0)
+
+
+@pytest.mark.parametrize(("plan", "waits"), [(PLAN, 0), (None, 1)])
+def test_only_a_rank_that_may_not_go_on_alone_waits_for_a_coordinator(plan: StepPlan | None, waits: int) -> None:
+    found, client = directives(Retryable("refused"), plan=plan)
+    found.next(STEP)
+    assert client.outbox.waits == waits
 
 
 @pytest.mark.parametrize("answer", [OWN, None, Retryable("the order to leave has cut this call")])

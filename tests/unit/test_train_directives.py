@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from coxswain.errors import Retryable, Stale
-from coxswain.wire import StepDirective, StepPlan
+from coxswain.layout import Device, uniform_layout
+from coxswain.wire import StepDirective, StepPlan, World
 from coxswain_train.worker.directives import DirectiveClient, autonomous_directive, saved_step
 from coxswain_train.worker.world_check import WorldCheck
 from tests.unit.coordinator_lead import begun, holds, register, small, training
@@ -132,6 +133,11 @@ def test_a_worker_alone_saves_where_the_job_says_but_no_step_that_the_checkpoint
 ) -> None:
     found = autonomous_directive(STEP, PLAN, every, saved)
     assert found == StepDirective(STEP, checkpoint, "", PLAN)
+
+
+def test_a_world_that_began_at_the_seed_has_no_step_in_a_checkpoint() -> None:
+    layout = uniform_layout([Device(0, 0)], 4)
+    assert saved_step(World(1, 0, layout, layout.ranks(), ("trainer-0",), ())) == 0
 
 
 @pytest.mark.looptime

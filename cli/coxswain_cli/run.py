@@ -54,7 +54,7 @@ _LAST_PASS = 10.0  # seconds for the last pass of reconcile
 
 def _folder(text: str) -> Path:
     """An empty text, as of a shell's variable that is not set, would be the current folder."""
-    if not str(text):
+    if not text:
         raise typer.BadParameter("it is empty; give a folder (. is this one), or leave the option out")
     return Path(text)
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from coxswain.api.field_errors import shorten
+from coxswain.api.field_errors import quoted
 from coxswain.errors import Refused
 from coxswain.lines import end_of_lines, lines_from_end
 from coxswain.structs import UNDECODABLE
@@ -49,7 +49,7 @@ def find_workdir(job_or_folder: str) -> Path:
     try:
         found = _found(job_or_folder)
     except OSError as error:  # such as a name that is too long, or a folder of another user
-        why = f"{shorten(job_or_folder)!r} cannot be looked up ({error.strerror})"
+        why = f"{quoted(job_or_folder)} cannot be looked up ({error.strerror})"
         raise Refused(
             "NoRun", f"{why}; name a work directory, or a job below {RUNS}/, that this user may read"
         ) from error

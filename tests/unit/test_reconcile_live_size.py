@@ -244,7 +244,8 @@ async def test_a_coordinator_that_starts_again_learns_the_size_that_its_configur
     assert set(cluster.sizes_asked) == {3} and again.size == world.size == 3 and cluster.job["status"]["attempt"] == 0
 
 
-async def test_a_job_that_began_with_too_few_trainers_grows_when_there_is_room() -> None:
+async def began_smaller() -> FakeCluster:
+    """A job of four trainers that has begun with the three for which there is room."""
     cluster = with_job(trainers={**trainers(4), "minCount": 2})
     cluster.unplaceable = {"trainer-3"}
     await passes(cluster)
@@ -252,6 +253,11 @@ async def test_a_job_that_began_with_too_few_trainers_grows_when_there_is_room()
     cluster.tick(910)
     await passes(cluster, 6)
     cluster.run_all()
+    return cluster
+
+
+async def test_a_job_that_began_with_too_few_trainers_grows_when_there_is_room() -> None:
+    cluster = await began_smaller()
     cluster.report_now, world = report("Running", 10), World(cluster, 3)
     await passes(cluster, 2)
     assert (cluster.job["status"]["attempt"], size_of(cluster)["desired"]) == (1, 3)
@@ -271,13 +277,7 @@ async def test_a_job_that_began_with_too_few_trainers_grows_when_there_is_room()
 
 @pytest.mark.parametrize("phase", ["Running", "Starting"])
 async def test_a_number_that_a_smaller_start_has_already_restarts_nothing_and_is_no_lack_of_room(phase: str) -> None:
-    cluster = with_job(trainers={**trainers(4), "minCount": 2})
-    cluster.unplaceable = {"trainer-3"}
-    await passes(cluster)
-    cluster.run_all()
-    cluster.tick(910)
-    await passes(cluster, 6)
-    cluster.run_all()
+    cluster = await began_smaller()
     cluster.report_now, _ = report(phase, 10), World(cluster, 3)
     await passes(cluster, 2)
     before = uids(cluster)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from coxswain_operator.children.scheduling import POD_GROUP, POD_SET
@@ -34,30 +36,28 @@ async def test_a_successor_that_avoids_a_node_is_of_the_set_that_was_admitted(na
     assert pod_set(world, "trainer-1") == pod_set(world, "trainer-0") == named
 
 
-async def test_the_next_start_has_sets_of_its_own_again() -> None:
+async def suspended_and_resumed(**meta: Any) -> FakeCluster:
+    """A job of whose first start Kueue names the set. `meta`: of the pods of that start."""
     world = await running(scheduling=QUEUE)
     for pod in world.pods():
         pod["metadata"]["annotations"][POD_SET] = "0d3adb3e"
+        pod["metadata"] |= meta
     world.edit("TrainingJob", "demo", suspend=True)
     for pod in world.pods():
         world.end(pod, 3)
     await passes(world, 6)
     world.edit("TrainingJob", "demo", suspend=False)
     await passes(world)
+    return world
+
+
+async def test_the_next_start_has_sets_of_its_own_again() -> None:
+    world = await suspended_and_resumed()
     assert [pod_set(world, m) for m in ("coordinator", "loader-0", "trainer-1")] == ["coordinator", "loader", "trainer"]
 
 
 async def test_a_pod_of_the_start_before_that_is_still_there_names_no_set_of_the_next_one() -> None:
-    world = await running(scheduling=QUEUE)
-    for pod in world.pods():
-        pod["metadata"]["annotations"][POD_SET] = "0d3adb3e"
-        pod["metadata"]["finalizers"] = ["example.com/slow"]
-    world.edit("TrainingJob", "demo", suspend=True)
-    for pod in world.pods():
-        world.end(pod, 3)
-    await passes(world, 6)
-    world.edit("TrainingJob", "demo", suspend=False)
-    await passes(world)
+    world = await suspended_and_resumed(finalizers=["example.com/slow"])
     assert len(world.pods()) == 8 and pod_set(world, "loader-0") == "loader"
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from coxswain import names
-from coxswain.api.field_errors import shorten
+from coxswain.api.common import PATTERNS, SUBDOMAIN
+from coxswain.api.field_errors import quoted
 from coxswain.api.label_faults import is_domain
 from coxswain.config import JobConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
@@ -56,8 +57,8 @@ class Place:
         """Raises Refused for a name that no object has: within an address it might be another one's."""
         for what, name in (("--namespace", self.namespace), ("JOB", job)):
             if name and not is_domain(name):
-                form = "lower-case letters, digits, - and ."
-                raise Refused("BadName", f"{what} is {shorten(name)!r}; a name in a cluster has {form}: correct it")
+                allowed = f"a name in a cluster has {PATTERNS[SUBDOMAIN]}"
+                raise Refused("BadName", f"{what} is {quoted(name)}; {allowed}: correct it")
 
     def access(self) -> Access:
         return users_access(self.kubeconfig, self.context)

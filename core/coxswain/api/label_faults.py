@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from coxswain.api.common import LABEL_LENGTH, NAME_LENGTH
-from coxswain.api.field_errors import FieldError, shorten
+from coxswain.api.field_errors import FieldError, quoted, shorten
 
 _WORD = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN = re.compile(rf"{_WORD}(\.{_WORD})*")
@@ -28,14 +28,14 @@ def key_faults(field: str, path: str, given: Mapping[str, Any]) -> Iterator[Fiel
         right = len(name) <= LABEL_LENGTH and _NAME.fullmatch(name) and (not slash or is_domain(prefix))
         if not right:
             allowed = f"a name, or PREFIX/NAME; a name has letters, digits and - _ . within, at most {LABEL_LENGTH}"
-            yield FieldError(path, f"{shorten(key)!r} is no valid key", shorten(key), allowed, "correct the key")
+            yield FieldError(path, f"{quoted(key)} is no valid key", shorten(key), allowed, "correct the key")
 
 
 def value_faults(field: str, path: str, given: Mapping[str, str]) -> Iterator[FieldError]:
     """Of the form of labels' values, and of the size of all annotations."""
     for key, value in given.items() if field == "labels" else ():
         if value and not (len(value) <= LABEL_LENGTH and _NAME.fullmatch(value)):
-            message = f"{shorten(value)!r} has not the form that is needed"
+            message = f"{quoted(value)} has not the form that is needed"
             allowed = f"letters and digits, with - _ . within, at most {LABEL_LENGTH}"
             yield FieldError(f"{path}.{key}", message, shorten(value), allowed, "correct it, or make it an annotation")
     size = sum(len(key.encode()) + len(value.encode()) for key, value in given.items())

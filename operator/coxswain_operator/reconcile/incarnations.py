@@ -42,11 +42,10 @@ def mark_seen(status: JobStatus, members: Collection[str]) -> JobStatus:
     return status if known.issuperset(members) else replace(status, seen=encode(known.union(members)))
 
 
-def next_incarnation(status: JobStatus, members: Collection[str], now: float, planned: bool = False) -> JobStatus:
-    """The next number for these members, with a growing delay for those that fail soon. `planned`: at once, for no failure."""
+def next_incarnation(status: JobStatus, members: Collection[str], now: float, delayed: bool = True) -> JobStatus:
+    """The next number for these members. `delayed`: with the back-off of failures."""
     found = numbers(status)
-    changed = {m: _next(replace(found.of(m), name=m), now) for m in members}
-    changed = {m: replace(e, delay_seconds=0) if planned else e for m, e in changed.items()}
+    changed = {m: _next(replace(found.of(m), name=m), now, delayed) for m in members}
     kept = {name: _forget_delay(e, now) for name, e in found.exceptions.items()}
     unseen = encode(decode(status.seen).difference(members))
     return replace(status, incarnations=_entries(found.default, kept | changed), seen=unseen)
@@ -57,12 +56,10 @@ def renew_all(status: JobStatus, now: float, delayed: bool = False) -> JobStatus
     found = numbers(status)
     if not (status.seen or found.exceptions):
         return status
-    following = _next(found.default, now)
+    following = _next(found.default, now, delayed)
     highest = max((e.number for e in found.exceptions.values()), default=0)
     number = max(following.number, highest + 1)
-    delay = following.delay_seconds if delayed else 0
-    common = Incarnation(name=ALL_MEMBERS, number=number, since=stamp(now), delay_seconds=delay)
-    return replace(status, incarnations=(common,), seen="")
+    return replace(status, incarnations=(replace(following, number=number),), seen="")
 
 
 def starts_at(entry: Incarnation) -> float:
@@ -89,10 +86,13 @@ def _entries(default: Incarnation, exceptions: dict[str, Incarnation]) -> tuple[
     return (*common, *(exceptions[name] for name in sorted(exceptions)))
 
 
-def _next(entry: Incarnation, now: float) -> Incarnation:
-    """The first replacement is immediate, the second comes after 1 s, the third after 2, then 4, 8 ... seconds."""
+def _next(entry: Incarnation, now: float, delayed: bool) -> Incarnation:
+    """The first replacement is immediate, the second comes after 1 s, the third after 2, then 4, 8 ... seconds.
+
+    Not `delayed`: each is immediate.
+    """
     grown = min(LONGEST_DELAY_SECONDS, max(1, 2 * entry.delay_seconds))
-    delay = grown if unsettled(entry, now) else 0
+    delay = grown if delayed and unsettled(entry, now) else 0
     return Incarnation(name=entry.name, number=entry.number + 1, since=stamp(now), delay_seconds=delay)
 
 

@@ -68,7 +68,7 @@ def settle(ctx: Context, status: JobStatus, configured: int) -> tuple[JobStatus,
     if question.trainers < size.desired and question.reply.state != "Done":
         return status, ()
     gone = {member_name("trainer", i) for i in range(question.trainers, size.desired)}
-    status = incarnations.next_incarnation(status, gone, ctx.now, planned=True) if gone else status
+    status = incarnations.next_incarnation(status, gone, ctx.now, delayed=False) if gone else status
     text = f"from {size.desired} to {question.trainers} trainers, without a restart"
     return replace(status, trainers=resized(size, question.trainers, configured)), (Event("Scaled", text),)
 

@@ -47,8 +47,7 @@ class DirectiveClient:
         self, client: Client, outbox: Outbox, feed: PlanFeed, check_world: WorldCheck, every: int, saved: int, rank: int
     ) -> None:
         self._client, self._outbox, self._feed, self._rank = client, outbox, feed, rank
-        self._check_world, self._generation = check_world, check_world.generation
-        self._every, self._saved = every, saved
+        self._check_world, self._every, self._saved = check_world, every, saved
 
     def next(self, step: int) -> StepDirective | None:
         """The directive of a step; None: not yet. Raises as `check_world`."""
@@ -58,7 +57,7 @@ class DirectiveClient:
     def _ask(self, step: int) -> StepDirective | None:
         query = {"step": step, "wait": _POLL, "rank": self._rank}
         try:
-            directive = self._client.get("/v1/steps", StepDirective, generation=self._generation, **query)
+            directive = self._client.get("/v1/steps", StepDirective, generation=self._check_world.generation, **query)
         except Retryable as error:
             log.warning("step %d without the coordinator: %s", step, error)
             self._outbox.mark_unreachable()  # the next steps do not ask until a heartbeat succeeds

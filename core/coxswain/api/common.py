@@ -41,13 +41,18 @@ ATOMIC: Any = {"x-kubernetes-list-type": "atomic"}
 
 NAME_LENGTH = 253  # characters of an object's name
 LABEL_LENGTH = 63  # of a namespace's, or a volume's
-LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-SUBDOMAIN = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$"
+_WORD = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DOMAIN = rf"{_WORD}(\.{_WORD})*"
+KEY_NAME = "[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?"  # of a label, and its value: LABEL_LENGTH at most
+LABEL = rf"^{_WORD}$"
+SUBDOMAIN = rf"^{_DOMAIN}$"
+_SUBDOMAIN_OR_NONE = rf"^({_DOMAIN})?$"
+_LABEL_KEY_OR_NONE = rf"^(({_DOMAIN}/)?{KEY_NAME})?$"
 # Claims as Kubernetes names them; no path holds a NUL.
-_URI = rf"^(s3://{BUCKET}(/[^\x00]*)?|file:///[^\x00]*|pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?(/[^\x00]*)?)$"
+_URI = rf"^(s3://{BUCKET}(/[^\x00]*)?|file:///[^\x00]*|pvc://{_DOMAIN}(/[^\x00]*)?)$"
 _URL = r"^(https?://[!-~]+)?$"
 _DECIMAL = r"^[0-9]{1,15}(\.[0-9]{1,15})?([eE][-+]?[0-9]{1,2})?$"
-_PREFIXED = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
+_PREFIXED = rf"^{_DOMAIN}/{KEY_NAME}$"
 DATE_TIME = (
     r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?"
     r"(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$"
@@ -60,6 +65,8 @@ PATTERNS = {
     _PREFIXED: "PREFIX/NAME, such as example.org/training",
     LABEL: "lower-case letters, digits and -",
     SUBDOMAIN: "lower-case letters, digits, - and .",
+    _SUBDOMAIN_OR_NONE: "lower-case letters, digits, - and .",
+    _LABEL_KEY_OR_NONE: "NAME or PREFIX/NAME, such as topology.kubernetes.io/zone",
     _URI: "s3://bucket/path, file:///path or pvc://claim/path; a bucket has letters, digits and . _ : -, "
     "a claim lower-case letters, digits, - and ., a path no NUL",
     _URL: "http:// or https:// and a host, in ASCII without spaces",
@@ -70,6 +77,8 @@ PATTERNS = {
 
 Name = Annotated[str, Field(min_length=1, max_length=LABEL_LENGTH, pattern=LABEL)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH, pattern=SUBDOMAIN)]
+ObjectNameOrNone = Annotated[str, Field(max_length=NAME_LENGTH, pattern=_SUBDOMAIN_OR_NONE)]
+LabelKeyOrNone = Annotated[str, Field(max_length=NAME_LENGTH + 1 + LABEL_LENGTH, pattern=_LABEL_KEY_OR_NONE)]
 ControllerName = Annotated[str, Field(max_length=63, pattern=_PREFIXED)]
 Text = Annotated[str, Field(max_length=1024)]
 LongText = Annotated[str, Field(max_length=32768)]

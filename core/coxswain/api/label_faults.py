@@ -6,18 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from coxswain.api.common import LABEL_LENGTH, NAME_LENGTH
+from coxswain.api.common import KEY_NAME, LABEL_LENGTH, NAME_LENGTH, SUBDOMAIN
 from coxswain.api.field_errors import FieldError, quoted, shorten
 
-_WORD = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_DOMAIN = re.compile(rf"{_WORD}(\.{_WORD})*")
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _MOST_BYTES = 1 << 18  # of all annotations of an object
 
 
 def is_domain(text: str) -> bool:
     """Whether it is words with dots between, such as an object's name: no two dots in a row, and no - beside one."""
-    return len(text) <= NAME_LENGTH and _DOMAIN.fullmatch(text) is not None
+    return len(text) <= NAME_LENGTH and re.fullmatch(SUBDOMAIN, text) is not None
 
 
 def key_faults(field: str, path: str, given: Mapping[str, Any]) -> Iterator[FieldError]:
@@ -25,8 +22,7 @@ def key_faults(field: str, path: str, given: Mapping[str, Any]) -> Iterator[Fiel
     for key in given:
         prefix, slash, name = key.rpartition("/")
         prefix = prefix if field == "labels" else prefix.lower()
-        right = len(name) <= LABEL_LENGTH and _NAME.fullmatch(name) and (not slash or is_domain(prefix))
-        if not right:
+        if not re.fullmatch(KEY_NAME, name) or (slash and not is_domain(prefix)):
             allowed = f"a name, or PREFIX/NAME; a name has letters, digits and - _ . within, at most {LABEL_LENGTH}"
             yield FieldError(path, f"{quoted(key)} is no valid key", shorten(key), allowed, "correct the key")
 
@@ -34,7 +30,7 @@ def key_faults(field: str, path: str, given: Mapping[str, Any]) -> Iterator[Fiel
 def value_faults(field: str, path: str, given: Mapping[str, str]) -> Iterator[FieldError]:
     """Of the form of labels' values, and of the size of all annotations."""
     for key, value in given.items() if field == "labels" else ():
-        if value and not (len(value) <= LABEL_LENGTH and _NAME.fullmatch(value)):
+        if value and not re.fullmatch(KEY_NAME, value):
             message = f"{quoted(value)} has not the form that is needed"
             allowed = f"letters and digits, with - _ . within, at most {LABEL_LENGTH}"
             yield FieldError(f"{path}.{key}", message, shorten(value), allowed, "correct it, or make it an annotation")

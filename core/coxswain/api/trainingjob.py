@@ -9,13 +9,16 @@ from pydantic import Field
 from coxswain.api.common import (
     ATOMIC,
     FOLDER,
+    LABEL_LENGTH,
     PYTHON_CLASS,
     ControllerName,
     Decimal,
     Endpoint,
     Image,
+    LabelKeyOrNone,
     Model,
     Name,
+    ObjectNameOrNone,
     ObjectReference,
     Positive,
     Seconds,
@@ -31,7 +34,6 @@ from coxswain.api.effects import Effect
 from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.presets import PresetName
 
-LabelKey = Annotated[str, Field(max_length=317)]
 Overlay = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 
 
@@ -376,9 +378,9 @@ class Queueing(Model):
 
     backend: Literal["None", "Kueue"] = "None"
     """None: pods start as soon as there is room. Kueue: all pods of a start are one pod group, which Kueue admits together."""
-    queue_name: Annotated[str, Field(max_length=253)] = ""
-    """Name of the queue. Needed with a backend, empty without."""
-    priority_class_name: Annotated[str, Field(max_length=253)] = ""
+    queue_name: Annotated[ObjectNameOrNone, Field(max_length=LABEL_LENGTH)] = ""
+    """Name of the queue, which the pods have in a label. Needed with a backend, empty without."""
+    priority_class_name: ObjectNameOrNone = ""
     """Kueue's WorkloadPriorityClass, which decides about the order in the queue and about preemption. Only with Kueue. Empty:
     the PriorityClass of the pods decides."""
 
@@ -386,9 +388,9 @@ class Queueing(Model):
 class Topology(Model):
     """How near to each other the trainers run. At most one of required and preferred."""
 
-    required: LabelKey = ""
+    required: LabelKeyOrNone = ""
     """Node label whose value must be the same for all trainers of an attempt. Empty: any nodes."""
-    preferred: LabelKey = ""
+    preferred: LabelKeyOrNone = ""
     """Node label whose value is the same for the trainers as far as possible. Empty: no preference."""
 
 
@@ -397,7 +399,7 @@ class Scheduling(Model):
 
     queueing: Queueing = Queueing()
     """Admission by a queue."""
-    priority_class_name: Annotated[str, Field(max_length=253)] = ""
+    priority_class_name: ObjectNameOrNone = ""
     """PriorityClass of all pods. Empty: the cluster's default."""
     topology: Topology = Topology()
     """How near to each other the trainers run."""

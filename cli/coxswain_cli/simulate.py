@@ -15,7 +15,7 @@ from coxswain.simulate.compare import NAMES, report, simulate, world_of
 from coxswain.simulate.generate import KINDS, generate
 from coxswain.simulate.run import CHECKPOINT, RESTART, Settings
 from coxswain.simulate.traces import MOST_DEVICES, MOST_SECONDS, Trace, read_trace
-from coxswain_cli.plan.files import on_terminal, refusals, write_text
+from coxswain_cli.plan.files import on_terminal, read_bytes, refusals, write_text
 from coxswain_cli.reporting.goodput_picture import picture
 
 ON_NODE = 8  # devices of a node of a generated trace
@@ -71,10 +71,7 @@ def _trace(file: Path | None, kind: str | None, devices: int, hours: float, seed
         node = min(devices, ON_NODE)
         return generate(kind, devices // node, node, 3600 * _positive("hours", hours, MOST_SECONDS / 3600), seed)
     assert file
-    try:
-        return read_trace(file.read_bytes(), str(file))
-    except OSError as error:
-        raise Refused("BadFile", f"{file}: {error.strerror}; give a trace that can be read") from None
+    return read_trace(read_bytes(file, str(file), "a trace that can be read"), str(file))
 
 
 def _positive(option: str, value: float, most: float = 1e9) -> float:

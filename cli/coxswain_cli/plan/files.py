@@ -14,6 +14,8 @@ import typer
 from coxswain.errors import Refused
 from coxswain.exits import Exit
 
+MOST_BYTES = 1 << 28  # some forty million lengths
+
 
 @contextmanager
 def refusals() -> Iterator[None]:
@@ -30,20 +32,30 @@ def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def read_bytes(path: Path, named: str, form: str) -> bytes:
+    """Of a whole file, and no more than MOST_BYTES of one that has no end, as devices have none."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise Refused("BadFile", f"{named}: {error.strerror}; give {form}") from None
+    if len(raw) > MOST_BYTES:
+        raise Refused("BadFile", f"{named} has more than {MOST_BYTES} bytes; give {form} of at most so many")
+    return raw
+
+
 def read_numbers(path: Path, option: str, type_: type[int] | type[float]) -> list[Any]:
     """Reads a JSON array, or numbers separated by white space; names the first bad entry."""
+    form = "a JSON array of numbers or one number a line"
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(
-            "BadFile", f"--{option} {path}: {error}; give a JSON array of numbers or one number a line"
-        ) from None
-    text = text.strip()
+        text = read_bytes(path, f"--{option} {path}", form).decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise Refused("BadFile", f"--{option} {path}: {error}; give {form}") from None
     if text.startswith("[") != text.endswith("]"):
         raise Refused("BadFile", f"--{option} {path}: the JSON array is cut off; give the whole array")
     words = [w for w in re.split(r"[\s,]+", text.removeprefix("[").removesuffix("]")) if w]
     if not words:
-        raise Refused("BadFile", f"--{option} {path}: no numbers; give a JSON array of numbers or one number a line")
+        raise Refused("BadFile", f"--{option} {path}: no numbers; give {form}")
     return [_number(word, f"--{option} {path}: entry {place}", type_) for place, word in enumerate(words)]
 
 

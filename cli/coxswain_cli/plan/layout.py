@@ -18,7 +18,7 @@ from coxswain.plan.layouts.planner import HORIZON, Plan, healthy_plan, plan_layo
 from coxswain.plan.layouts.result import layout_of, planned, read_current
 from coxswain.plan.layouts.rivals import RIVALS
 from coxswain.plan.layouts.settle import Draft
-from coxswain_cli.plan.files import on_terminal, refusals, write_text
+from coxswain_cli.plan.files import on_terminal, read_bytes, refusals, write_text
 
 
 def layout_command(
@@ -56,10 +56,7 @@ def layout_command(
 
 
 def _bytes(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise Refused("BadFile", f"--{option} {path}: {error.strerror}; give a JSON file that can be read") from None
+    return read_bytes(path, f"--{option} {path}", "a JSON file that can be read")
 
 
 def _rivals(names: list[str], horizon: int) -> list[str]:

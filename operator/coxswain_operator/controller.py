@@ -15,7 +15,7 @@ from coxswain_operator.children.scheduling import has_minimum
 from coxswain_operator.clock import SteadyClock
 from coxswain_operator.cluster import Cluster, Denied, JobControl
 from coxswain_operator.executor import ActionExecutor
-from coxswain_operator.node_decoding import quarantine_view
+from coxswain_operator.node_decoding import quarantine_view, standing
 from coxswain_operator.pod_decoding import child_view, holder_view, with_nodes
 from coxswain_operator.reconcile import live_size, queueing, reconcile
 from coxswain_operator.reconcile.actions import (
@@ -127,7 +127,7 @@ class Controller:
         if self._settings.quarantine:
             with suppress(Denied):
                 found = await self._cluster.list("NodeQuarantine", "")
-        return tuple(map(quarantine_view, found))
+        return tuple(map(quarantine_view, standing(found)))
 
     async def _admissions(self, job: Manifest) -> tuple[AdmissionView, ...] | None:
         """Of a job that Kueue may admit with fewer trainers."""
@@ -187,8 +187,10 @@ class Controller:
     async def _execute(self, observed: Observed, decision: Decision) -> float:
         """Returns the longest delay until the next pass, in seconds."""
         smooth = await self._executor.execute(observed.job, decision)
+        if not smooth:
+            return QUOTA_SECONDS if self._is_stuck(observed) else RETRY_SECONDS
         if decision.of(*_WRITES):
-            return 0.0 if smooth else QUOTA_SECONDS if self._is_stuck(observed) else RETRY_SECONDS
+            return 0.0
         wakes = [a.time - self._clock() for a in decision.actions if isinstance(a, RequeueAt)]
         rest = RESYNC_SECONDS if is_finished(observed) else self._poll_seconds
         return max(0.0, min([rest, *wakes]))

@@ -12,6 +12,7 @@ from coxswain.names import LABEL_JOB_UID
 from coxswain.wire import Fault
 from coxswain_operator.children.workload import KIND as WORKLOAD
 from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict, Denied, JobControl
+from coxswain_operator.node_decoding import standing
 from coxswain_operator.pass_refusals import JobKey, PassRefusals, Refusals, key_of
 from coxswain_operator.reconcile.actions import (  # fmt: skip
     Action,
@@ -146,7 +147,7 @@ class ActionExecutor:
 
     async def _make_within(self, action: Quarantine) -> bool:
         """None beyond the limit, so none where they cannot be counted."""
-        found = await self._cluster.list("NodeQuarantine", "")
+        found = standing(await self._cluster.list("NodeQuarantine", ""))
         made = [q for q in found if LABEL_JOB_UID in (q["metadata"].get("labels") or {})]
         if len(made) < action.limit:
             await self._cluster.create(action.manifest)

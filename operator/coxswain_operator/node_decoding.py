@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from coxswain import names
@@ -47,6 +49,11 @@ def node_view(node: Node) -> NodeView:
         node.metadata.labels or {},
         status.allocatable or {},
     )
+
+
+def standing(quarantines: Iterable[Manifest]) -> list[Manifest]:
+    """Those that are not being deleted: a deletion admits the node at once, also where a finalizer keeps the object."""
+    return [q for q in quarantines if "deletionTimestamp" not in q["metadata"]]
 
 
 def quarantine_view(quarantine: Manifest) -> QuarantineView:

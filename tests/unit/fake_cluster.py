@@ -84,6 +84,7 @@ class FakeCluster:
         self.deleted: list[Manifest] = []  # pods, as they were when their deletion was asked for
         self.events: list[Event] = []
         self.calls: list[tuple[str, int]] = []
+        self.reached = True  # the coordinator, by an order to stop
         self.status_writes = 0
         self.sizes_asked: list[int] = []  # that the coordinator was asked for
         self.reply_to_size: Callable[[int], SizeReply | None] = lambda _: SizeReply("Refused", 0, "it cannot")
@@ -202,7 +203,7 @@ class FakeCluster:
     async def checkpoint_and_stop(self, job: Manifest, reason: str, at_step: int = -1) -> bool:
         self.before_call("stop", reason)
         self.calls.append((reason, at_step))
-        return True
+        return self.reached
 
     # --- what the test does --------------------------------------------------------------------------------------
 

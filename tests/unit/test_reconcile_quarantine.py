@@ -69,8 +69,15 @@ def put(world: FakeCluster, node: str, name: str = "", **spec: Any) -> None:
     world.put({"apiVersion": API_VERSION, "kind": "NodeQuarantine", "metadata": {"name": name or node}, "spec": body})
 
 
-def admit(world: FakeCluster, name: str) -> None:
-    del world.objects["NodeQuarantine", name]
+def admit(world: FakeCluster, name: str, *finalizers: str) -> None:
+    """Deletes its quarantine. With finalizers the object stays, and is being deleted."""
+    if finalizers:
+        world.objects["NodeQuarantine", name]["metadata"] |= {
+            "finalizers": finalizers,
+            "deletionTimestamp": stamp(1000),
+        }
+    else:
+        del world.objects["NodeQuarantine", name]
 
 
 async def passes(world: FakeCluster, count: int = 4, settings: Settings = SETTINGS) -> None:
@@ -124,7 +131,7 @@ async def test_without_the_installations_switch_no_quarantine_is_read() -> None:
     assert avoided(world, "trainer-0") == set()
 
 
-@pytest.mark.parametrize("how", ["deleted", "over"])
+@pytest.mark.parametrize("how", ["deleted", "kept by a finalizer", "over"])
 async def test_pods_that_wait_for_a_node_are_replaced_once_one_is_admitted_again(how: str) -> None:
     world = new_world()
     put(world, "bad", until=stamp(world.now + 120))
@@ -134,10 +141,10 @@ async def test_pods_that_wait_for_a_node_are_replaced_once_one_is_admitted_again
     world.run_all()
     await passes(world)
     assert len(world.created) == 4
-    if how == "deleted":
-        admit(world, "bad")
-    else:
+    if how == "over":
         world.tick(120)
+    else:
+        admit(world, "bad", *(["foregroundDeletion"] if how != "deleted" else []))
     await passes(world, 3)
     assert world.created[4:] == ["demo-trainer-1-1"]  # the others run, and stay
     assert avoided(world, "trainer-1") == {"worse"}
@@ -292,6 +299,15 @@ async def test_quarantines_by_hand_count_for_no_limit_and_no_pause() -> None:
     world = await asking()
     node(world, "spare")
     quarantine_of(world, "elsewhere")
+    await passes(world, 3)
+    assert quarantined(world) == ["elsewhere", SLOW.node]
+
+
+async def test_a_quarantine_that_is_being_deleted_counts_for_no_limit_and_no_pause() -> None:
+    world = await asking()
+    node(world, "spare")
+    quarantine_of(world, "elsewhere", "another-job")
+    admit(world, "elsewhere", "example.com/audit")
     await passes(world, 3)
     assert quarantined(world) == ["elsewhere", SLOW.node]
 

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from coxswain_operator.controller import RESYNC_SECONDS, Controller
+from coxswain_operator.cluster import Conflict
+from coxswain_operator.controller import QUOTA_SECONDS, RESYNC_SECONDS, RETRY_SECONDS, Controller
 from coxswain_operator.reconcile.partial import LONGEST_LOOK_SECONDS, LOOK_SECONDS
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, report, report_text
 from tests.unit.test_reconcile_lifecycle import KEYS, RESTART_JOB, passes, running
@@ -105,6 +106,34 @@ async def suspended() -> FakeCluster:
 async def test_a_job_that_waits_writes_nothing_and_is_looked_at_later(scene: Scene, least: float, most: float) -> None:
     found = await delays(await scene())
     assert len(found) == 3 and all(least <= delay <= most for delay in found)
+
+
+async def test_an_order_to_stop_that_did_not_arrive_is_repeated_soon() -> None:
+    world = await running()
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes(world, 6)
+    world.reached = False
+    asked = len(world.calls)
+    assert await delays(world) == [RETRY_SECONDS] * 3
+    assert len(world.calls) == asked + 3
+    world.reached = True
+    assert min(await delays(world)) > RETRY_SECONDS
+
+
+async def test_a_group_that_met_a_conflict_leaves_its_queue_soon() -> None:
+    world, met = await waiting(), list[str]()
+    group = world.workload["metadata"]["name"]
+
+    async def meets(namespace: str, name: str, pod: str, uid: str = "") -> None:
+        met.append(name)
+        raise Conflict(name)
+
+    world.leave_queue = meets  # type: ignore[method-assign]
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes(world, 6)
+    met.clear()
+    assert max(await delays(world)) <= QUOTA_SECONDS
+    assert met == [group] * 3
 
 
 @pytest.mark.parametrize(("waited", "look"), [(0, LOOK_SECONDS), (400, 20.0), (3600, LONGEST_LOOK_SECONDS)])

@@ -248,6 +248,18 @@ async def test_a_lost_pods_successor_is_placed_as_its_peers_whatever_the_install
     assert {key for key in world.objects if key[0] == "PodGroup"} == groups
 
 
+@pytest.mark.parametrize(("before", "after", "state"), [(LABELS, NONE, "Queued"), (NONE, LABELS, "Unschedulable")])
+async def test_pods_wait_in_the_queue_of_the_scheduler_that_they_were_made_for(
+    before: Settings, after: Settings, state: str
+) -> None:
+    world = with_job()
+    await passes_of(world, before)
+    for pod in world.pods():
+        world.unschedulable(pod)
+    await passes_of(world, after)
+    assert world.state == state
+
+
 async def test_the_next_attempt_is_placed_as_the_installation_has_chosen_since() -> None:
     world = await placed(NONE)
     world.edit("TrainingJob", "demo", suspend=True)

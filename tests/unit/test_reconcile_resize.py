@@ -59,6 +59,23 @@ async def test_a_scaled_job_saves_first_and_starts_again_with_the_new_count_with
     assert [h.reason for h in world.events].count("Scaled") == 1
 
 
+async def test_a_coordinator_that_reports_and_never_answers_how_many_trainers_it_takes_is_asked_to_save() -> None:
+    """Else the restart at the end of its time to save would cost every step since the last checkpoint."""
+    world = await running_scalable()
+    world.reply_to_size = lambda _: None
+    scale(world, 4)
+    asked = world.now
+    await passes(world)
+    for seconds, calls in ((58, []), (62, [("scaled to 4 trainers", -1)])):
+        world.tick(asked + seconds - world.now)
+        await passes(world, 1)
+        assert world.calls == calls
+    assert "waits for the checkpoint" in world.condition("Progressing")["message"]
+    leave(world)
+    await passes(world, 6)
+    assert [(a["number"], a.get("rule")) for a in world.job["status"]["attempts"]] == [(0, "ScaleChanged"), (1, None)]
+
+
 async def test_a_job_that_began_to_train_and_was_scaled_while_no_operator_looked_gets_its_time_to_save() -> None:
     world = with_job(trainers=trainers(2))
     await passes(world)

@@ -110,7 +110,11 @@ async def test_loaders_that_leave_one_after_the_other_because_the_store_is_away_
 
 
 async def test_a_loss_that_a_rule_does_not_count_stands_for_no_other_one_of_its_cause() -> None:
-    spared = {"name": "spared", "onExitCodes": {"operator": "In", "values": [9]}, "action": "RestartTrainerIgnoringLimit"}
+    spared = {
+        "name": "spared",
+        "onExitCodes": {"operator": "In", "values": [9]},
+        "action": "RestartTrainerIgnoringLimit",
+    }
     world = await running(data={"loaders": {"min": 4, "max": 4}}, failurePolicy={"rules": [spared]})
     for n, code in enumerate((9, 1, 1)):
         world.end(world.pod(f"loader-{n}"), code, AWAY)

@@ -18,6 +18,7 @@ from coxswain_operator.views import Event
 
 REASON = "Scaling"  # of Progressing, from the request until the coordinator has left
 WORLD_SECONDS = 120  # for a world that forms again, before a new number of trainers restarts the gang
+ANSWER_SECONDS = 60  # for the coordinator's answer; then it is asked to save
 DEADLINE_SECONDS = 600  # for the checkpoint; then the gang restarts without it
 
 
@@ -47,7 +48,7 @@ def start_resize(ctx: Context, status: JobStatus, size: Resize) -> JobStatus:
 
 
 def calls(ctx: Context) -> tuple[CheckpointAndStop, ...]:
-    due = _saving(ctx) and not live_size.is_open(ctx)
+    due = _saving(ctx) and not _may_answer(ctx)
     return (CheckpointAndStop(f"scaled to {ctx.spec.trainers.count} trainers"),) if due else ()
 
 
@@ -67,7 +68,7 @@ def reason(ctx: Context) -> str:
 def message(ctx: Context) -> str:
     if not _saving(ctx):
         return ""
-    if live_size.is_open(ctx):
+    if _may_answer(ctx):
         return f"{_change(ctx)}: asks the coordinator"
     why = live_size.refusal(ctx)
     return f"{_change(ctx)}: waits for the checkpoint" + (f", since the job must restart ({why})" if why else "")
@@ -122,11 +123,20 @@ def _saving(ctx: Context) -> bool:
     return report.phase == "Running" or ctx.leaving
 
 
+def _may_answer(ctx: Context) -> bool:
+    """The coordinator has not said yet whether it takes the number without a restart."""
+    return live_size.is_open(ctx) and ctx.now < _requested(ctx) + ANSWER_SECONDS
+
+
 def _deadline(ctx: Context) -> float:
+    return _requested(ctx) + DEADLINE_SECONDS
+
+
+def _requested(ctx: Context) -> float:
     """Progressing turns False with the request, so its transition time is that of the request."""
     condition = ctx.status.condition("Progressing")
     asked = condition is not None and condition.reason == REASON
-    return DEADLINE_SECONDS + (seconds(condition.last_transition_time) if condition and asked else ctx.now)
+    return seconds(condition.last_transition_time) if condition and asked else ctx.now
 
 
 def _shrunk(ctx: Context, config: JobConfig) -> Resize | None:

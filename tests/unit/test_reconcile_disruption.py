@@ -166,6 +166,22 @@ async def test_a_member_that_keeps_failing_restarts_the_whole_job() -> None:
     assert [e["name"] for e in status["incarnations"]] == ["all"]
 
 
+async def test_disruptions_are_no_failures_of_a_member_that_keeps_failing() -> None:
+    """On nodes that are taken away again and again, one crash replaces one pod."""
+    world = await running()
+    for disrupted in (True, True, False, True, False, False):
+        world.end(world.pod("trainer-1"), 143, disrupted=disrupted)
+        await passes(world, 20)
+        world.run_all()
+        await passes(world, 4)
+    status = world.job["status"]
+    assert (status["attempt"], status["restarts"]) == (0, {"counted": 3, "ignored": 3})
+    world.end(world.pod("trainer-1"), 143)
+    await passes(world, 4)
+    status = world.job["status"]
+    assert (status["attempt"], status["attempts"][0]["rule"]) == (1, "Escalation")
+
+
 async def test_a_quota_that_is_used_up_is_reported_and_waited_for() -> None:
     full = Fault("QuotaExceeded", "exceeded quota: gpus", retryable=True)
     (write,) = reconcile(Scene(rejection=full).observed, 1000.0).of(WriteStatus)

@@ -228,6 +228,8 @@ async def test_a_slow_node_is_left_by_its_trainer_alone_when_another_one_fits() 
     assert made["spec"]["until"] == stamp(world.now - 6 + node_request.QUARANTINE_SECONDS)
     after = {member_of(p): p["metadata"]["uid"] for p in world.pods() if live(p)}
     assert {m for m in before if before[m] != after[m]} == {"trainer-1"}
+    numbers = world.job["status"]["incarnations"]
+    assert [(e["name"], e["failures"]) for e in numbers] == [("trainer-1", 0)], "a move is no failure"
     assert avoided(world, "trainer-1") == {SLOW.node}
     assert world.job["status"]["restarts"]["counted"] == 0 and len(said(world, "NodeQuarantined")) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -132,9 +133,37 @@ def test_delays_double_up_to_a_minute_and_only_for_the_member_that_fails() -> No
         status = incarnations.next_incarnation(status, {"trainer-1"}, now)
         entry = incarnations.numbers(status).of("trainer-1")
         delays.append(entry.delay_seconds)
+        assert "failures" not in msgspec.to_builtins(entry), "the delay says it"
         now = incarnations.starts_at(entry)
     assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     assert incarnations.numbers(status).of("trainer-0").number == 0
+
+
+@pytest.mark.parametrize("losses", list(itertools.product((True, False), repeat=6)))
+def test_a_member_keeps_failing_once_three_of_its_pods_in_a_row_failed_however_many_others_were_disrupted(
+    losses: tuple[bool, ...],
+) -> None:
+    status = JobStatus()
+    for place, fails in enumerate(losses):
+        now = NOW + 100 * place
+        status = incarnations.next_incarnation(status, {"trainer-1"}, now, spared=set() if fails else {"trainer-1"})
+        entry = incarnations.numbers(status).of("trainer-1")
+        assert incarnations.keeps_failing(entry, now) == (sum(losses[: place + 1]) >= 3)
+        status = msgspec.json.decode(msgspec.json.encode(status), type=JobStatus)
+    assert not incarnations.keeps_failing(incarnations.numbers(status).of("trainer-1"), NOW + 2000)
+    assert incarnations.numbers(status).of("trainer-1").delay_seconds == 16, "all of them wait"
+
+
+def test_a_row_of_failures_ends_with_a_pod_that_works_for_long() -> None:
+    status, now = JobStatus(), NOW
+    for fails in (True, True, False):
+        status = incarnations.next_incarnation(status, {"a"}, now, spared=set() if fails else {"a"})
+    for _ in range(2):
+        now += 700
+        status = incarnations.next_incarnation(status, {"a"}, now, spared={"a"})
+    for expected in (False, False, True):
+        status = incarnations.next_incarnation(status, {"a"}, now)
+        assert incarnations.keeps_failing(incarnations.numbers(status).of("a"), now) == expected
 
 
 @pytest.mark.parametrize(

@@ -370,7 +370,7 @@ class FailurePolicy(Model):
     rules: Annotated[list[FailureRule], list_map("name")] = Field(default_factory=list)
     """The first rule that matches decides. Without a match: a disruption (such as a drained node) replaces the pod and is not
     counted, exit code 2 fails the job, everything else replaces the pod and is counted. A pod that soon fails again after
-    three replacements restarts the job."""
+    three counted replacements restarts the job."""
 
 
 class Queueing(Model):

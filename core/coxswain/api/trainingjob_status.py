@@ -44,7 +44,9 @@ class Incarnation(Model):
     since: Time | None = None
     """When this number was stored. Empty: more than ten minutes ago."""
     delay_seconds: Whole | None = None
-    """Seconds from then until the pod is created. It doubles with each pod that fails within ten minutes, up to 60."""
+    """Seconds from then until the pod is created. It doubles with each pod that ends within ten minutes, up to 60."""
+    failures: Whole | None = None
+    """How many of these pods failed; the others were disrupted, or a rule does not count them. Empty: all."""
 
 
 class Restarts(Model):

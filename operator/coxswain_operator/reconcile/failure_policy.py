@@ -144,7 +144,8 @@ def record_restarts(ctx: Context, found: tuple[Verdict, ...]) -> JobStatus:
     status = replace(ctx.status, restarts=replace(old, counted=old.counted + counted, ignored=old.ignored + ignored))
     whole = next((v for v in found if v.whole_job), None)
     if whole is None:
-        return incarnations.next_incarnation(status, {v.failure.member for v in found}, ctx.now)
+        spared = {v.failure.member for v in found if not v.counted}
+        return incarnations.next_incarnation(status, {v.failure.member for v in found}, ctx.now, spared=spared)
     return _next_attempt(ctx, status, whole)
 
 

@@ -105,7 +105,7 @@ def _quarantined(
     """
     leaving = quarantine.left(ctx)
     if members := quarantine.readmitted(ctx) | leaving:
-        status = incarnations.next_incarnation(status, members, ctx.now)
+        status = incarnations.next_incarnation(status, members, ctx.now, spared=members)
         return status, node_request.Answer(), quarantine.events(leaving, ctx)
     asked = node_request.answer(ctx, _plan(ctx, status, start))
     return asked.recorded(node_request.settled(ctx, status)), asked, ()

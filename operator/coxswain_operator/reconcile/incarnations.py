@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain_operator.reconcile.ranges import decode, encode
@@ -17,7 +18,7 @@ from coxswain_operator.reconcile.times import seconds, stamp
 ALL_MEMBERS = "all"
 HEALTHY_SECONDS = 600  # a pod that runs this long resets the back-off
 LONGEST_DELAY_SECONDS = 60
-_THIRD_DELAY_SECONDS = 2  # of the third replacement in a row (`_next`)
+MANY = 3  # replacements in a row, behind which one more failure is the whole job's
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,12 @@ def mark_seen(status: JobStatus, members: Collection[str]) -> JobStatus:
     return status if known.issuperset(members) else replace(status, seen=encode(known.union(members)))
 
 
-def next_incarnation(status: JobStatus, members: Collection[str], now: float, delayed: bool = True) -> JobStatus:
-    """The next number for these members. `delayed`: with the back-off of failures."""
+def next_incarnation(
+    status: JobStatus, members: Collection[str], now: float, delayed: bool = True, spared: Collection[str] = ()
+) -> JobStatus:
+    """The next number for these members. `delayed`: with the back-off of failures. `spared`: those whose loss is not counted."""
     found = numbers(status)
-    changed = {m: _next(replace(found.of(m), name=m), now, delayed) for m in members}
+    changed = {m: _next(replace(found.of(m), name=m), now, delayed, m not in spared) for m in members}
     kept = {name: _forget_delay(e, now) for name, e in found.exceptions.items()}
     unseen = encode(decode(status.seen).difference(members))
     return replace(status, incarnations=_entries(found.default, kept | changed), seen=unseen)
@@ -77,8 +80,17 @@ def unsettled(entry: Incarnation, now: float) -> bool:
 
 
 def keeps_failing(entry: Incarnation, now: float) -> bool:
-    """It is the third replacement in a row, or a later one, of pods that never ran for long."""
-    return entry.delay_seconds >= _THIRD_DELAY_SECONDS and unsettled(entry, now)
+    """It replaces the third pod in a row, or a later one, that failed and never ran for long."""
+    return _failures(entry) >= MANY and unsettled(entry, now)
+
+
+def _failures(entry: Incarnation) -> int:
+    return _in_row(entry) if entry.failures is UNSET else entry.failures
+
+
+def _in_row(entry: Incarnation) -> int:
+    """How many pods in a row never ran for long, as its delay says (`_next`); MANY for all beyond."""
+    return min(MANY, 1 + entry.delay_seconds)
 
 
 def _entries(default: Incarnation, exceptions: dict[str, Incarnation]) -> tuple[Incarnation, ...]:
@@ -86,14 +98,17 @@ def _entries(default: Incarnation, exceptions: dict[str, Incarnation]) -> tuple[
     return (*common, *(exceptions[name] for name in sorted(exceptions)))
 
 
-def _next(entry: Incarnation, now: float, delayed: bool) -> Incarnation:
+def _next(entry: Incarnation, now: float, delayed: bool, failed: bool = True) -> Incarnation:
     """The first replacement is immediate, the second comes after 1 s, the third after 2, then 4, 8 ... seconds.
 
-    Not `delayed`: each is immediate.
+    Not `delayed`: each is immediate. Failures are named where they are fewer than the replacements.
     """
+    again = unsettled(entry, now)
     grown = min(LONGEST_DELAY_SECONDS, max(1, 2 * entry.delay_seconds))
-    delay = grown if delayed and unsettled(entry, now) else 0
-    return Incarnation(name=entry.name, number=entry.number + 1, since=stamp(now), delay_seconds=delay)
+    delay = grown if delayed and again else 0
+    following = Incarnation(name=entry.name, number=entry.number + 1, since=stamp(now), delay_seconds=delay)
+    failures = failed + (_failures(entry) if again else 0)
+    return following if failures >= _in_row(following) else replace(following, failures=failures)
 
 
 def _forget_delay(entry: Incarnation, now: float) -> Incarnation:

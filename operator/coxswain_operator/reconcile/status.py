@@ -35,6 +35,7 @@ class Incarnation(_Stored, frozen=True, kw_only=True, omit_defaults=True):
     number: int
     since: str = ""  # when this number was stored
     delay_seconds: int = 0  # the pod is created not before since + delay
+    failures: int | msgspec.UnsetType = msgspec.UNSET  # of the pods in a row that this delay stands for; unset: all
 
 
 class Restarts(_Stored, frozen=True, kw_only=True):

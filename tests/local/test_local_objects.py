@@ -247,3 +247,81 @@ async def test_a_status_that_a_full_disk_delays_is_given_up_with_its_pod(cluster
     monkeypatch.setattr(loop, "time", lambda: now() + 60)  # the next attempt is due
     await asyncio.sleep(0.01)
     assert problems == []
+
+
+class Hours:
+    """A clock that is an hour later at each look."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 3600
+        return self.now
+
+
+@pytest.fixture
+async def hourly(tmp_path):
+    async with LocalCluster(tmp_path, Hours()) as cluster:
+        await cluster.create(job())
+        yield cluster
+
+
+async def assert_named_as_lasting(cluster, write, path):
+    cluster.check_writable()
+    for _ in range(2):
+        with pytest.raises(OSError, match=f"'{path}'"):
+            await write()
+    with pytest.raises(OSError, match=f"'{path}'"):
+        cluster.check_writable()
+
+
+async def test_an_object_that_cannot_be_written_again_and_again_is_named_until_it_is_written(hourly):
+    path = hourly.path_of(job())
+    draft = path.with_name(f".{path.name}.new")
+    draft.mkdir()
+
+    async def write():
+        await hourly.patch_status("TrainingJob", "default", "j", {"step": 1}, "")
+
+    await assert_named_as_lasting(hourly, write, path)
+    draft.rmdir()
+    await write()
+    hourly.check_writable()
+
+
+async def test_a_file_of_events_that_cannot_be_written_again_and_again_is_named(hourly):
+    path = hourly.workdir / "events.jsonl"
+    path.mkdir()
+    await assert_named_as_lasting(hourly, lambda: hourly.publish(job(), Event("Completed", "done", False, 0.0)), path)
+
+
+async def test_a_draft_that_could_not_be_written_leaves_its_room_to_others(tmp_path):
+    path = tmp_path / "there"
+    path.mkdir()
+    with pytest.raises(OSError, match="there'"):
+        objects.write_atomically(path, b"as a file")
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+async def test_an_object_that_is_deleted_while_the_folder_is_read_is_left_out(cluster, monkeypatch):
+    stored = await cluster.create(job())
+    path = cluster.path_of(stored)
+    listed = [path, path.with_name("gone.json")]
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter(listed))
+    assert objects.read_objects(cluster.workdir / "cluster") == [stored]
+
+
+async def test_an_object_of_another_user_is_not_to_be_deleted(cluster, monkeypatch):
+    path = cluster.path_of(await cluster.create(job()))
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(Refused) as refused:
+        objects.read_objects(path.parents[2])
+    assert (
+        f"{path} cannot be read (Permission denied); repeat this as the user that ran the job" in refused.value.message
+    )
+    assert "delete" not in refused.value.message

@@ -24,6 +24,7 @@ from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.job_token import KEY_BYTES, TokenKeys
 from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.local.addresses import Addresses
+from coxswain_operator.local.failed_writes import FailedWrites
 from coxswain_operator.local.memory import MemoryKills
 from coxswain_operator.local.objects import Key, Objects, key_of, write_atomically
 from coxswain_operator.local.pods import Machine, Pod, check_supported
@@ -57,7 +58,7 @@ class LocalCluster:
     ) -> None:  # fmt: skip
         """`clock` dates the objects: it is the one that reconcile decides by."""
         self.workdir, self._clock, self._lock_seconds = workdir.absolute(), clock, lock_seconds
-        self._memory = memory or MemoryKills()
+        self._memory, self._failed = memory or MemoryKills(), FailedWrites(clock)
         self._pods: dict[Key, tuple[Pod, asyncio.Task[None]]] = {}
         self._deletions: dict[Key, asyncio.Task[None]] = {}
         self._closing = False
@@ -72,7 +73,7 @@ class LocalCluster:
             raise Refused("WorkdirUnusable", message) from error
         try:
             shutil.rmtree(self.workdir / "volumes", ignore_errors=True)  # of pods of a killed run
-            self._objects = Objects(self.workdir / "cluster", self._clock)
+            self._objects = Objects(self.workdir / "cluster", self._clock, self._failed)
             self._finish_deletions()
             self._mark_lost_pods()
             drop_torn_line(self.workdir / EVENTS)
@@ -179,8 +180,13 @@ class LocalCluster:
             "object": "/".join((involved["kind"], involved["metadata"]["name"])),
             "warning": event.warning,
         }
-        with (self.workdir / EVENTS).open("a") as file:
+        path = self.workdir / EVENTS
+        with self._failed.watch(path), path.open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+    def check_writable(self) -> None:
+        """Raises OSError, naming the file, when an object or an event could not be written for a while: each try repeats."""
+        self._failed.check()
 
     def token_keys(self) -> TokenKeys:
         """Kept in the work directory, readable by its owner alone."""

@@ -214,6 +214,24 @@ async def test_a_path_that_cannot_be_a_work_directory_is_refused(tmp_path):
             await LocalCluster(place).__aenter__()
 
 
+@pytest.mark.parametrize("below", ["", "runs/small"])
+async def test_a_link_that_leads_nowhere_is_named_as_what_is_no_folder(tmp_path, below):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "absent")
+    with pytest.raises(Refused) as refused:
+        await LocalCluster(link / below).__aenter__()
+    assert f"({link} is a link that leads to no folder); choose another --workdir" in refused.value.message
+
+
+async def test_a_work_directory_without_room_is_refused_with_room_as_the_way_out(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(Refused, match=r"\(No space left on device\); make room there, or choose another --workdir"):
+        await LocalCluster(tmp_path).__aenter__()
+
+
 async def test_a_full_disk_delays_a_pods_status_and_loses_nothing(cluster, monkeypatch):
     write, full = objects.write_atomically, ["once"]
 

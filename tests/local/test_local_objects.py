@@ -1,6 +1,7 @@
 """The local object store behaves like an API server and survives a SIGKILL of its process."""
 
 import asyncio
+import errno
 import gc
 import json
 import os
@@ -223,13 +224,19 @@ async def test_a_link_that_leads_nowhere_is_named_as_what_is_no_folder(tmp_path,
     assert f"({link} is a link that leads to no folder); choose another --workdir" in refused.value.message
 
 
-async def test_a_work_directory_without_room_is_refused_with_room_as_the_way_out(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+async def test_a_work_directory_without_room_is_refused_with_room_as_the_way_out_and_is_free_then(
+    tmp_path, monkeypatch, number
+):
     def fail(*_):
-        raise OSError(28, "No space left on device")
+        raise OSError(number, "no room")
 
-    monkeypatch.setattr(os, "pwrite", fail)
-    with pytest.raises(Refused, match=r"\(No space left on device\); make room there, or choose another --workdir"):
+    with monkeypatch.context() as patched, pytest.raises(Refused) as refused:
+        patched.setattr(os, "pwrite", fail)
         await LocalCluster(tmp_path).__aenter__()
+    assert "(no room); make room there, or choose another --workdir" in refused.value.message
+    async with LocalCluster(tmp_path, lock_seconds=0):
+        pass
 
 
 async def test_a_full_disk_delays_a_pods_status_and_loses_nothing(cluster, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import Any
 from coxswain import names
 from coxswain.errors import Refused
 from coxswain.uris import file_path, is_file
+
+log = logging.getLogger(__name__)
 
 _LEAST_ROOM = 64 << 10  # bytes: with less, the next writes of status and logs fail
 _PORTS = (
@@ -99,15 +102,20 @@ def lock_checkpoints(job: Manifest) -> Iterator[None]:
         return
     folder = _opened(uri)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(folder)
-        message = f"checkpoint.uri {uri} is in use by another run on this machine; wait for it, or choose another"
-        raise Refused("CheckpointInUse", message) from error
-    try:
+        _lock(folder, uri)
         yield
     finally:
         os.close(folder)
+
+
+def _lock(folder: int, uri: str) -> None:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        message = f"checkpoint.uri {uri} is in use by another run on this machine; wait for it, or choose another"
+        raise Refused("CheckpointInUse", message) from error
+    except OSError as error:  # the claim of the coordinator is left
+        log.info("%s cannot be locked (%s): its file system has no locks", uri, error.strerror)
 
 
 def _opened(uri: str) -> int:

@@ -81,6 +81,8 @@ def report_command(
     except BrokenPipeError:  # a reader of standard output that has seen enough needs no words
         raise
     except OSError as error:
+        if error.filename is None:  # standard output, which `cox` names for every command
+            raise
         typer.echo(f"cox report: {error}", err=True)
         raise typer.Exit(2) from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from coxswain_cli.display import Display
 from coxswain_cli.interrupts import Interrupts, SteadyStream
 from coxswain_cli.jsonlines import JsonOutput
 from coxswain_cli.limits import check_limits
+from coxswain_cli.logfile import log_to
 from coxswain_cli.output import Output, TextOutput
 from coxswain_cli.preflight import (
     check_loopback,
@@ -137,7 +137,7 @@ async def run(objects: list[Manifest], workdir: Path, options: Options, output: 
     """Runs the job and returns the exit code."""
     clock = SteadyClock()
     async with LocalCluster(workdir, clock) as cluster:
-        _log_to(workdir / "logs" / "cox.log")
+        log_to(workdir / "logs" / "cox.log")
         taken_request(workdir)  # of an earlier run
         job = await reopen(cluster, await apply(cluster, objects), options.retry)
         if has_ended(job):
@@ -152,14 +152,6 @@ async def run(objects: list[Manifest], workdir: Path, options: Options, output: 
                 job = await LocalRun(cluster, job, options.until_step, display, clock).until_end(interrupts)
     output.end(job, workdir)
     return exit_code(job)
-
-
-def _log_to(path: Path) -> None:
-    """Sends the operator's log to a file: the terminal belongs to the display."""
-    path.parent.mkdir(exist_ok=True)
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(filename=path, level=logging.INFO, format=form)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class LocalRun:
@@ -188,6 +180,7 @@ class LocalRun:
             while not (self._is_over(job := await self._job()) or passes.done()):
                 self._display.show(self._look(job))
                 check_room(self._cluster.workdir)
+                self._cluster.check_writable()
                 await self._steer(job, interrupts.count)
                 await asyncio.wait([passes], timeout=_LOOK)
             if has_ended(job):

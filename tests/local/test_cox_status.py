@@ -71,16 +71,18 @@ async def test_damaged_lines_of_steps_and_events_are_left_out(workdir):
         assert answers_in_a_sentence(*command).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "validate", "run"])
+@pytest.mark.parametrize("command", ["status", "logs", "report", "validate", "run"])
 async def test_an_output_that_cannot_be_written_is_named_and_one_that_is_closed_needs_no_words(workdir, command):
-    what = {"status": [workdir], "logs": [workdir], "validate": [workdir.parent / "job.yaml"]}.get(
-        command, [workdir.parent / "job.yaml", "--workdir", workdir]
+    file = workdir.parent / "job.yaml"
+    what = {"status": [workdir], "logs": [workdir], "report": [workdir, "--json"], "validate": [file]}.get(
+        command, [file, "--workdir", workdir]
     )
     full = os.open("/dev/full", os.O_WRONLY)
     done = written_to(full, command, *what)
     os.close(full)
     assert done.returncode in (1, 130)
     assert "No space left on device" in done.stderr
+    assert "standard output" in done.stderr
     reader, writer = os.pipe()
     os.close(reader)
     done = written_to(writer, command, *what)

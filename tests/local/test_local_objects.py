@@ -1,6 +1,7 @@
 """The local object store behaves like an API server and survives a SIGKILL of its process."""
 
 import asyncio
+import errno
 import gc
 import json
 import os
@@ -214,6 +215,30 @@ async def test_a_path_that_cannot_be_a_work_directory_is_refused(tmp_path):
             await LocalCluster(place).__aenter__()
 
 
+@pytest.mark.parametrize("below", ["", "runs/small"])
+async def test_a_link_that_leads_nowhere_is_named_as_what_is_no_folder(tmp_path, below):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "absent")
+    with pytest.raises(Refused) as refused:
+        await LocalCluster(link / below).__aenter__()
+    assert f"({link} is a link that leads to no folder); choose another --workdir" in refused.value.message
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+async def test_a_work_directory_without_room_is_refused_with_room_as_the_way_out_and_is_free_then(
+    tmp_path, monkeypatch, number
+):
+    def fail(*_):
+        raise OSError(number, "no room")
+
+    with monkeypatch.context() as patched, pytest.raises(Refused) as refused:
+        patched.setattr(os, "pwrite", fail)
+        await LocalCluster(tmp_path).__aenter__()
+    assert "(no room); make room there, or choose another --workdir" in refused.value.message
+    async with LocalCluster(tmp_path, lock_seconds=0):
+        pass
+
+
 async def test_a_full_disk_delays_a_pods_status_and_loses_nothing(cluster, monkeypatch):
     write, full = objects.write_atomically, ["once"]
 
@@ -247,3 +272,81 @@ async def test_a_status_that_a_full_disk_delays_is_given_up_with_its_pod(cluster
     monkeypatch.setattr(loop, "time", lambda: now() + 60)  # the next attempt is due
     await asyncio.sleep(0.01)
     assert problems == []
+
+
+class Hours:
+    """A clock that is an hour later at each look."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 3600
+        return self.now
+
+
+@pytest.fixture
+async def hourly(tmp_path):
+    async with LocalCluster(tmp_path, Hours()) as cluster:
+        await cluster.create(job())
+        yield cluster
+
+
+async def assert_named_as_lasting(cluster, write, path):
+    cluster.check_writable()
+    for _ in range(2):
+        with pytest.raises(OSError, match=f"'{path}'"):
+            await write()
+    with pytest.raises(OSError, match=f"'{path}'"):
+        cluster.check_writable()
+
+
+async def test_an_object_that_cannot_be_written_again_and_again_is_named_until_it_is_written(hourly):
+    path = hourly.path_of(job())
+    draft = path.with_name(f".{path.name}.new")
+    draft.mkdir()
+
+    async def write():
+        await hourly.patch_status("TrainingJob", "default", "j", {"step": 1}, "")
+
+    await assert_named_as_lasting(hourly, write, path)
+    draft.rmdir()
+    await write()
+    hourly.check_writable()
+
+
+async def test_a_file_of_events_that_cannot_be_written_again_and_again_is_named(hourly):
+    path = hourly.workdir / "events.jsonl"
+    path.mkdir()
+    await assert_named_as_lasting(hourly, lambda: hourly.publish(job(), Event("Completed", "done", False, 0.0)), path)
+
+
+async def test_a_draft_that_could_not_be_written_leaves_its_room_to_others(tmp_path):
+    path = tmp_path / "there"
+    path.mkdir()
+    with pytest.raises(OSError, match="there'"):
+        objects.write_atomically(path, b"as a file")
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+async def test_an_object_that_is_deleted_while_the_folder_is_read_is_left_out(cluster, monkeypatch):
+    stored = await cluster.create(job())
+    path = cluster.path_of(stored)
+    listed = [path, path.with_name("gone.json")]
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter(listed))
+    assert objects.read_objects(cluster.workdir / "cluster") == [stored]
+
+
+async def test_an_object_of_another_user_is_not_to_be_deleted(cluster, monkeypatch):
+    path = cluster.path_of(await cluster.create(job()))
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(Refused) as refused:
+        objects.read_objects(path.parents[2])
+    assert (
+        f"{path} cannot be read (Permission denied); repeat this as the user that ran the job" in refused.value.message
+    )
+    assert "delete" not in refused.value.message

@@ -302,3 +302,10 @@ async def test_a_pod_that_closing_ends_is_lost_by_a_disruption_and_not_failed_by
         found = (await cluster.list("Pod", "default"))[0]
     assert (found["status"]["reason"], terminated(found["status"])["exitCode"]) == ("ProcessLost", 137)
     assert {"type": "DisruptionTarget", "status": "True"}.items() <= found["status"]["conditions"][0].items()
+
+
+async def test_a_file_of_the_work_directory_is_never_imported_in_place_of_a_library(cluster):
+    """`--workdir .` is the user's own folder: a `queue.py` there ended each service."""
+    (cluster.workdir / "queue.py").write_text("raise RuntimeError('of the user')")
+    status = await run_to_end(cluster, pod(container("import queue")))
+    assert status["phase"] == "Succeeded"

@@ -39,7 +39,7 @@ NETWORKED = (sys.executable, "-c", LOOPBACK)
 
 
 def with_small_disk(folder: Path, size: str) -> tuple[str, ...]:
-    """A disk of that size on `folder`."""
+    """A disk of that size on `folder`. `size` may go on with other options, as in `1m,nr_inodes=90`."""
     folder.mkdir(parents=True)
     script = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
     return (*UNSHARE, "bash", "-c", script, str(folder), *NETWORKED)
@@ -95,6 +95,14 @@ def test_a_full_work_directory_ends_the_command_with_the_remedy(run, tmp_path):
     run.within = with_small_disk(run.workdir, "160k")
     assert_fails_and_leaves_nothing(run)
     assert f"No space left on device: '{run.workdir}'; repair that and repeat the command to resume" in said(run)
+
+
+@pytest.mark.slow
+def test_a_work_directory_that_takes_no_other_file_ends_the_command_by_the_file(run):
+    """It has bytes to spare. The run repeated its writes without end."""
+    run.within = with_small_disk(run.workdir, "9m,nr_inodes=70")
+    assert run.finish(run.start(), 100) == 1, run.output
+    assert re.search(rf"No space left on device: '{run.workdir}/.*'; repair that and repeat the command", said(run))
 
 
 PORTS = [value for name, value in vars(names).items() if name.startswith("PORT_")]

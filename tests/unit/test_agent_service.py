@@ -131,6 +131,7 @@ async def test_an_agent_that_leaves_for_the_memory_of_a_worker_writes_why_and_th
     fault = msgspec.json.decode(log.read_bytes(), type=Fault)
     assert (fault.reason, fault.retryable) == ("OOMKilled", True)
     assert fault.message.startswith("rank 1 was killed ") and said in fault.message
+    assert "under `cox run` the limit of its control group" in fault.message  # no container has one there
 
 
 async def test_an_agent_whose_fork_server_the_kernel_kills_for_its_memory_writes_that_as_its_own_fault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
 import sys
@@ -66,12 +67,22 @@ def test_an_error_in_the_middle_leaves_the_old_file_and_nothing_beside_it(target
 
 
 @pytest.mark.timeout(30)
-def test_two_writes_at_a_time_each_give_a_whole_file(target):
+def test_two_writes_at_a_time_each_give_a_whole_file(target, monkeypatch):
+    """The draft that the second waits for is the target by then, and no draft of its own."""
+    lock, waits = fcntl.flock, threading.Event()
+
+    def watched(file, how):
+        if how == fcntl.LOCK_EX:
+            waits.set()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", watched)
     with replacing(target) as file:
         file.write(b"the first ")
         file.flush()
         second = threading.Thread(target=write, args=(target, b"the second"))
         second.start()
+        assert waits.wait(20)
         file.write(b"page")
     second.join()
     assert files(target.parent) == {"report.html": b"the second"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -15,15 +14,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import tenacity
-
-from coxswain.errors import Refused
 from coxswain.lines import drop_torn_line
 from coxswain.names import LABEL_JOB_UID
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.job_token import KEY_BYTES, TokenKeys
 from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.local.addresses import Addresses
+from coxswain_operator.local.failed_writes import FailedWrites
+from coxswain_operator.local.folder_lock import LOCK_SECONDS, lock_folder
 from coxswain_operator.local.memory import MemoryKills
 from coxswain_operator.local.objects import Key, Objects, key_of, write_atomically
 from coxswain_operator.local.pods import Machine, Pod, check_supported
@@ -35,7 +33,6 @@ from coxswain_operator.views import Event, Manifest, NodeView, PodView
 log = logging.getLogger(__name__)
 
 EVENTS = "events.jsonl"
-LOCK_SECONDS = 5.0  # that the processes of a killed run may take to end
 _CLOSING_GRACE = 2.0  # seconds; before a close the job has saved what it keeps
 _WRITE_RETRY = 1.0  # seconds
 _TERMINAL = ("Succeeded", "Failed")
@@ -57,22 +54,17 @@ class LocalCluster:
     ) -> None:  # fmt: skip
         """`clock` dates the objects: it is the one that reconcile decides by."""
         self.workdir, self._clock, self._lock_seconds = workdir.absolute(), clock, lock_seconds
-        self._memory = memory or MemoryKills()
+        self._memory, self._failed = memory or MemoryKills(), FailedWrites(clock)
         self._pods: dict[Key, tuple[Pod, asyncio.Task[None]]] = {}
         self._deletions: dict[Key, asyncio.Task[None]] = {}
         self._closing = False
 
     async def __aenter__(self) -> LocalCluster:
         self._addresses = Addresses(str(self.workdir))
-        try:
-            self.workdir.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.workdir / "cluster.lock", self._lock_seconds)
-        except OSError as error:
-            message = f"{self.workdir} cannot be a work directory ({error.strerror}); choose another --workdir"
-            raise Refused("WorkdirUnusable", message) from error
+        self._lock = lock_folder(self.workdir, self._lock_seconds)
         try:
             shutil.rmtree(self.workdir / "volumes", ignore_errors=True)  # of pods of a killed run
-            self._objects = Objects(self.workdir / "cluster", self._clock)
+            self._objects = Objects(self.workdir / "cluster", self._clock, self._failed)
             self._finish_deletions()
             self._mark_lost_pods()
             drop_torn_line(self.workdir / EVENTS)
@@ -179,8 +171,13 @@ class LocalCluster:
             "object": "/".join((involved["kind"], involved["metadata"]["name"])),
             "warning": event.warning,
         }
-        with (self.workdir / EVENTS).open("a") as file:
+        path = self.workdir / EVENTS
+        with self._failed.watch(path), path.open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+    def check_writable(self) -> None:
+        """Raises OSError, naming the file, when an object or an event could not be written for a while: each try repeats."""
+        self._failed.check()
 
     def token_keys(self) -> TokenKeys:
         """Kept in the work directory, readable by its owner alone."""
@@ -267,24 +264,3 @@ def _lost(status: Manifest, now: str) -> Manifest:
         "conditions": conditions,
         "containerStatuses": containers,
     }
-
-
-def _lock(path: Path, seconds: float) -> int:
-    """Locks the work directory. The run's processes inherit the lock, so it is free when all ended."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(BlockingIOError),
-            stop=tenacity.stop_after_delay(seconds),
-            wait=tenacity.wait_fixed(0.1),
-            reraise=True,
-        )
-        attempts(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(descriptor, 32).decode().strip()
-        os.close(descriptor)
-        message = f"{path.parent} is in use by another run (process {holder}); wait for it, or choose another --workdir"
-        raise Refused("WorkdirInUse", message) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor

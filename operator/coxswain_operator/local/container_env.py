@@ -47,9 +47,10 @@ class ContainerEnv:
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """This process's environment, then the container's.
 
-        PATH, HOME and the user's cloud credentials stay usable.
+        PATH, HOME and the user's cloud credentials stay usable. As in the images, Python imports nothing from the
+        current folder: that is the work directory, which may be a user's own with a `queue.py` in it.
         """
-        return {**inherited, "PYTHONUNBUFFERED": "1", **self._own()}
+        return {**inherited, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", **self._own()}
 
     def _own(self) -> dict[str, str]:
         """The container's variables. They refer to those before them; what a reference brings is no text to expand."""

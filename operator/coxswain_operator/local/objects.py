@@ -14,6 +14,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ import msgspec
 
 from coxswain.errors import Refused
 from coxswain_operator.cluster import AlreadyExists, Conflict, WatchEvent
+from coxswain_operator.local.failed_writes import FailedWrites
 from coxswain_operator.pod_decoding import PodStatus
 from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.reconcile.times import stamp
@@ -70,8 +72,10 @@ _CONTENT = ("spec", "data")  # `generation` counts changes of these
 class Objects:
     """All objects in memory and on disk. Callers get and give copies, never the store's own."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self._folder, self._clock = folder, clock
+    def __init__(
+        self, folder: Path, clock: Callable[[], float] = time.time, failed: FailedWrites | None = None
+    ) -> None:
+        self._folder, self._clock, self._failed = folder, clock, failed or FailedWrites(clock)
         self._objects: dict[Key, Manifest] = {}
         self._watchers: list[Callable[[WatchEvent], None]] = []
         self._objects |= {key_of(manifest): manifest for manifest in read_objects(folder)}
@@ -165,7 +169,8 @@ class Objects:
         self._version += 1
         manifest = {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(self._version)}}
         key = key_of(manifest)
-        write_atomically(self.path(key), json.dumps(manifest, indent=1).encode())
+        with self._failed.watch(self.path(key)):
+            write_atomically(self.path(key), json.dumps(manifest, indent=1).encode())
         self._objects[key] = manifest
         self._notify(WatchEvent(change, manifest))
         return copy.deepcopy(manifest)
@@ -189,14 +194,22 @@ def key_of(manifest: Manifest) -> Key:
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replaces a file: readers see the old or the new one, also when the writer is killed or the power fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Replaces a file: readers see the old or the new one, also when the writer is killed or the power fails.
+
+    Raises OSError with the file's name; the draft, which may fill the disk, is gone then.
+    """
     draft = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())  # else a power cut may leave the name with an empty file
-    draft.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave the name with an empty file
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def encode_strings(manifest: Manifest) -> Manifest:
@@ -210,22 +223,41 @@ def encode_strings(manifest: Manifest) -> Manifest:
 
 
 def read_objects(folder: Path) -> list[Manifest]:
-    """All objects of a store's folder, which may be open elsewhere. Raises Refused, naming a damaged one."""
-    return [_read(path) for path in sorted(folder.glob("*/*/*.json"))]
+    """All objects of a store's folder, which may be open elsewhere.
+
+    Raises Refused, naming one that is damaged or that this user may not read.
+    """
+    contents = ((path, _content_of(path)) for path in sorted(folder.glob("*/*/*.json")))
+    return [_decode(path, content) for path, content in contents if content is not None]
 
 
-def _read(path: Path) -> Manifest:
+def _content_of(path: Path) -> bytes | None:
+    """None: it was deleted since the folder was listed."""
     try:
-        manifest: Manifest = json.loads(path.read_bytes())
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except IsADirectoryError as error:
+        raise _corrupt(path, str(error.strerror)) from error
+    except OSError as error:
+        way_out = "repeat this as the user that ran the job, or repair that"
+        raise Refused("ObjectUnreadable", f"{path} cannot be read ({error.strerror}); {way_out}") from error
+
+
+def _decode(path: Path, content: bytes) -> Manifest:
+    try:
+        manifest: Manifest = json.loads(content)
         if key_of(manifest)[::2] != (path.parent.parent.name, path.stem) or not manifest["metadata"]["uid"]:
             raise ValueError("it names another object")
         msgspec.convert(manifest, _SHAPES.get(manifest["kind"], Stored))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = f"no {error}" if isinstance(error, KeyError) else str(getattr(error, "strerror", error))
-        raise Refused(
-            "CorruptObject", f"{path} is not an object of this folder ({why}); delete it, or start in another --workdir"
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _corrupt(path, f"no {error}" if isinstance(error, KeyError) else str(error)) from error
     return manifest
+
+
+def _corrupt(path: Path, why: str) -> Refused:
+    way_out = "delete it, or start in another --workdir"
+    return Refused("CorruptObject", f"{path} is not an object of this folder ({why}); {way_out}")
 
 
 def _matches(manifest: Manifest, kind: str, namespace: str, labels: dict[str, str] | None) -> bool:

@@ -43,8 +43,8 @@ _POLL = 15.0  # seconds of one long poll: the end of a coordinator cuts it short
 POLL_DEADLINE = 0.5  # seconds until a broken poll is noticed
 _GIVE_UP = 60.0  # seconds without a coordinator
 _MORE_MEMORY = (
-    "raise resources.limits.memory of container trainer in spec.trainers.template.spec.containers, or lower "
-    "hybridData.tokensPerReplica"
+    "raise resources.limits.memory of container trainer in spec.trainers.template.spec.containers, under `cox run` the limit of "
+    "its control group, or lower hybridData.tokensPerReplica"
 )
 _LAST_WORK = 20.0  # seconds for workers to leave once the job has ended well: the checkpoint is saved by then
 JOIN_TIMEOUT = 5.0  # seconds for a worker to join the next world; then it is killed and replaced

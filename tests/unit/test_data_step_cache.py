@@ -77,6 +77,24 @@ def test_a_step_is_dropped_once_all_ranks_have_it_and_one_has_the_next():
     assert step_cache.provide(1, 10, 0, 0.0) is None
 
 
+def test_a_step_that_all_ranks_have_stays_for_one_whose_hand_over_broke_until_one_has_the_next():
+    step_cache = filled(opened(), 10, 11)
+    for rank in range(3):
+        step_cache.provide(1, 10, rank, 0.0)
+    assert step_cache.oldest == 10
+
+
+def test_a_slow_rank_that_takes_a_step_brings_back_none_that_others_have_passed():
+    step_cache = filled(opened(ahead=1), 10, 11)
+    step_cache.provide(1, 11, 0, 0.0)
+    step_cache.provide(1, 10, 2, 0.0)
+    filled(step_cache, 12)
+    step_cache.provide(1, 12, 0, 0.0)
+    assert step_cache.next_step(1) == 13
+    step_cache.provide(1, 11, 2, 0.0)
+    assert step_cache.next_step(1) == 13
+
+
 def test_a_step_is_kept_while_a_rank_still_needs_it():
     step_cache = filled(opened(), 10, 11)
     step_cache.provide(1, 10, 0, 0.0)
@@ -202,6 +220,20 @@ def test_a_builder_that_outlives_its_generation_neither_fails_nor_moves_the_next
     step_cache.open(2, 10, {0: 0})
     step_cache.fail(1, Refused("SourceChanged", "a.txt changed"))
     step_cache.skip_to(1, 500)
+    assert step_cache.next_step(2) == 10
+    assert step_cache.provide(2, 10, 0, 0.0) is None
+
+
+def test_a_worker_of_the_next_generation_gets_neither_steps_nor_failures_of_this_one():
+    step_cache = filled(opened(), 10)
+    step_cache.fail(1, Refused("SourceChanged", "a.txt changed"))
+    assert [step_cache.provide(2, step, 0, 0.0) for step in (10, 11)] == [None, None]
+
+
+def test_a_new_generation_begins_without_the_failure_of_the_one_before():
+    step_cache = opened()
+    step_cache.fail(1, Refused("SourceChanged", "a.txt changed"))
+    step_cache.open(2, 10, {0: 0})
     assert step_cache.next_step(2) == 10
     assert step_cache.provide(2, 10, 0, 0.0) is None
 

@@ -77,13 +77,6 @@ def test_a_step_is_dropped_once_all_ranks_have_it_and_one_has_the_next():
     assert step_cache.provide(1, 10, 0, 0.0) is None
 
 
-def test_a_step_that_all_ranks_have_stays_for_one_whose_hand_over_broke_until_one_has_the_next():
-    step_cache = filled(opened(), 10, 11)
-    for rank in range(3):
-        step_cache.provide(1, 10, rank, 0.0)
-    assert step_cache.oldest == 10
-
-
 def test_a_slow_rank_that_takes_a_step_brings_back_none_that_others_have_passed():
     step_cache = filled(opened(ahead=1), 10, 11)
     step_cache.provide(1, 11, 0, 0.0)

@@ -150,6 +150,19 @@ def test_the_oldest_sent_messages_are_dropped_and_a_coordinator_that_needs_them_
         log.acknowledge(None, Ack("two", 0))
 
 
+def test_messages_that_wait_keep_their_turn_behind_sent_ones_that_a_checkpoint_does_not_cover():
+    log = MessageLog()
+    for step in (1, 5, 6, 7):
+        log.put(Message("/v1/reports", step, step))
+    log.acknowledge(log.next(), None)
+    log.acknowledge(log.next(), Ack("one", 3))
+    waiting = []
+    while (message := log.next()) is not None:
+        waiting.append(message.step)
+        log.acknowledge(message, None)
+    assert waiting == [6, 7]
+
+
 def test_large_sent_messages_are_dropped_by_their_bytes_however_few_they_are():
     log = MessageLog(most_bytes=100)
     for step in range(10):

@@ -30,8 +30,10 @@ class Scripted:
         self.plans: list[StepPlan] = []
         self.beats = threading.Event()
         self.beaten: list[Heartbeat] = []
+        self.generations: set[int | None] = set()  # that its calls name
 
-    def post(self, path: str, body: Any, _: type, **__: Any) -> Ack:
+    def post(self, path: str, body: Any, _: type, generation: int | None = None, **__: Any) -> Ack:
+        self.generations.add(generation)
         self._answer()
         if path == "/v1/beats":
             self.beats.set()
@@ -100,6 +102,15 @@ def test_a_new_coordinator_gets_every_message_that_no_checkpoint_covers(client, 
 
 def test_an_outbox_without_messages_sends_heartbeats(client, box):
     assert client.beats.wait(20)
+
+
+def test_heartbeats_and_messages_name_the_generation_of_their_world(client):
+    box = Outbox(client, Heartbeat(7), pause=0.05)
+    box.put("/v1/reports", 0, 0)
+    box.flush(20)
+    assert client.beats.wait(20)
+    box.close()
+    assert client.generations == {7}
 
 
 def test_the_outbox_fails_when_the_coordinator_stays_unreachable(client):

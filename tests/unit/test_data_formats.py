@@ -345,6 +345,15 @@ def test_a_format_that_is_not_there_is_refused_with_those_that_are(tmp_path):
     assert caught.value.reason == "FormatNotSupported"
 
 
+def test_a_file_that_is_replaced_is_read_as_it_is_now_once_it_is_listed_again(tmp_path):
+    """As by a loader that indexes for a new coordinator."""
+    mine = source(tmp_path, "Text")
+    for content in ("first", "second one"):
+        (tmp_path / "new").write_text(content)
+        (tmp_path / "new").rename(tmp_path / "a.txt")
+        assert texts(mine) == [content]
+
+
 @pytest.mark.parametrize("harm", ["rewritten", "gone"])
 def test_content_that_changed_after_indexing_is_refused_by_name(tmp_path, harm):
     path = tmp_path / "a.jsonl"

@@ -301,6 +301,16 @@ def test_a_range_of_another_object_than_the_listed_one_is_refused_though_a_serve
         behind.get_range("key", 3, 10, listed)
 
 
+def test_an_object_that_was_replaced_is_refused_at_once_where_the_location_was_used(tmp_path, answers, behind):
+    answers.RequestHandlerClass.status = 412
+    answers.RequestHandlerClass.body = b"<Error><Code>PreconditionFailed</Code></Error>"
+    endpoint = EndpointConfig(url=f"http://127.0.0.1:{answers.server_port}", secret="keys")
+    used = open_store("s3://bucket/p", endpoint, tmp_path, patience=60, known=True)
+    with pytest.raises(ObjectChanged):
+        used.get_range("key", 3, 10, '"listed"')
+    assert answers.RequestHandlerClass.asked == 1
+
+
 @pytest.mark.parametrize(
     ("status", "said"),
     [(206, {"Content-Range": "bytes 0-6/20"}), (206, {"Content-Range": "bytes 3-8/20"}), (206, {}), (200, {})],

@@ -323,6 +323,13 @@ def test_a_range_that_is_not_the_one_that_was_asked_for_is_never_taken_for_it(an
         behind.get_range("key", 3, 10, '"listed"')
 
 
+def test_a_range_of_which_fewer_bytes_arrive_than_its_answer_says_is_never_taken_for_whole(answers, behind):
+    answers.RequestHandlerClass.status, answers.RequestHandlerClass.body = 206, b"conte"
+    answers.RequestHandlerClass.said = WHEN | {"ETag": '"listed"', "Content-Range": "bytes 3-9/20"}
+    with pytest.raises(StoreUnavailable, match="5 of 7 bytes arrived"):
+        behind.get_range("key", 3, 10, '"listed"')
+
+
 def deleted(code: str) -> bytes:
     """What S3 answers for one of the objects that a request names."""
     return (

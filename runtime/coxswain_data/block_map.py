@@ -16,18 +16,21 @@ from coxswain_link.http_client import Client
 
 
 def all_blocks(coordinator: Client, source: str, wait: float) -> Packed[BlockEntry]:
-    """All blocks of a source, in index order. Raises Retryable while the coordinator lacks some."""
+    """All blocks of a source, in index order. Raises Retryable while the coordinator lacks some, or has others meanwhile."""
     return Packed(_sent_blocks(coordinator, source, wait), BlockEntry)
 
 
 def _sent_blocks(coordinator: Client, source: str, wait: float) -> Iterator[BlockEntry]:
-    count, total = 0, 1
-    while count < total:
+    count, first = 0, None
+    while first is None or count < first.total:
         found = coordinator.get("/v1/blocks", SourceBlocks, source=source, wait=wait, **{"from": count})
         if found is None:
             raise Retryable(f"the coordinator does not have the whole index of source {source!r} yet")
+        first = first or found
+        if (found.fingerprint, found.total) != (first.fingerprint, first.total) or (count and not found.blocks):
+            raise Retryable(f"the index of source {source!r} is another one since its first blocks were sent")
         yield from found.blocks
-        count, total = count + len(found.blocks), found.total
+        count += len(found.blocks)
 
 
 class BlockMaps:

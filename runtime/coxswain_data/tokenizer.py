@@ -113,6 +113,8 @@ def _load(data: bytes, where: str) -> tokenizers.Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
+    if isinstance(tokenizer.model, tokenizers.models.BPE):
+        tokenizer.model.dropout = None  # it draws: the index counts the same ids that a loader serves later
     return tokenizer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -15,12 +16,13 @@ from obstore.exceptions import AlreadyExistsError, NotFoundError
 from coxswain.uris import file_path
 from coxswain_link.files import Chooses, Files
 from coxswain_link.object_info import Listing, ObjectInfo
-from coxswain_link.store_faults import ERRORS, NO_S3, CorruptObject, CorruptRead, StoreUnavailable
+from coxswain_link.store_faults import ERRORS, NO_S3, CorruptObject, CorruptRead, ObjectChanged, StoreUnavailable
 
 T = TypeVar("T")
 
 PAGE = 1000  # keys of one answer of S3
 _DIGEST = "sha256"  # of the content, in the metadata of every object that we put on S3
+_OURS = re.compile("[0-9a-f]{64}")  # as we write it: programs of users keep other forms under the same name
 
 
 class StoreAttempt:
@@ -39,8 +41,8 @@ class StoreAttempt:
         if self._files is not None:
             return self._files.read(key)
         found = obstore.get(self._backend, key)
-        data, digest, etag = self._body(key, found), found.attributes.get(_DIGEST), found.meta["e_tag"]
-        if self._proved(data, digest, str(etag).strip('"')):
+        data, digest, etag = self._body(key, found), _digest(found.attributes), found.meta["e_tag"]
+        if self._proved(data, digest, _bare(etag)):
             return data
         again = self._body(key, obstore.get(self._backend, key))
         if again != data:
@@ -56,7 +58,7 @@ class StoreAttempt:
             raise CorruptRead(f"{where(self._uri, key)}: {len(data)} of {stop - start} bytes arrived")
         return data
 
-    def _proved(self, data: bytes, digest: object, etag: str) -> bool:
+    def _proved(self, data: bytes, digest: str | None, etag: str) -> bool:
         """By our own digest, by TLS, or by an ETag that is the MD5 of the content."""
         if digest is not None:
             return hashlib.sha256(data).hexdigest() == digest
@@ -75,7 +77,13 @@ class StoreAttempt:
         if self._files is not None:
             return self._files.read(key, start, stop, match)
         options: Any = {"range": (start, stop)} | ({"if_match": match} if match else {})
-        return self._agreed(key, lambda: self._body(key, obstore.get(self._backend, key, options=options)))
+        return self._agreed(key, lambda: self._of(etag, key, obstore.get(self._backend, key, options=options)))
+
+    def _of(self, etag: str, key: str, found: Any) -> bytes:
+        """The body of an object with this etag, if it is given: a server may ignore the condition, and a weak one is in none."""
+        if etag and _bare(found.meta["e_tag"]) not in ("", _bare(etag)):
+            raise ObjectChanged(where(self._uri, key))
+        return self._body(key, found)
 
     def send(self, key: str, data: bytes) -> None:
         if self._files is not None:
@@ -158,6 +166,16 @@ class StoreAttempt:
 
 def where(uri: str, key: str) -> str:
     return f"{uri.rstrip('/')}/{key}"
+
+
+def _digest(attributes: Mapping[Any, Any]) -> str | None:
+    """Ours, in the metadata of an object; None: it has none."""
+    said = str(attributes.get(_DIGEST))
+    return said if _OURS.fullmatch(said) else None
+
+
+def _bare(etag: str | None) -> str:
+    return (etag or "").removeprefix("W/").strip('"')
 
 
 def _info(meta: Mapping[str, Any]) -> ObjectInfo:

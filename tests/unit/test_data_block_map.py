@@ -73,6 +73,37 @@ def test_a_source_that_has_changed_is_fetched_again():
     assert maps.get("code", 0).blocks == changed
 
 
+class Changing(Coordinator):
+    """Has other blocks after the first message."""
+
+    def __init__(self, *later: Any) -> None:
+        super().__init__(*CODE)
+        self._later = later
+
+    def get(self, *names: Any, **query: Any) -> SourceBlocks | None:
+        found = super().get(*names, **query)
+        self.has(*self._later)
+        return found
+
+
+LATER = {"other": [replace(b, key="other") for b in CODE], "fewer": CODE[:3], "more": (*CODE, *WEB)}
+
+
+@pytest.mark.parametrize("later", LATER.values(), ids=LATER)
+def test_blocks_of_two_indexes_are_never_taken_for_one_and_those_of_the_later_come_at_the_next_try(later):
+    maps = BlockMaps(Changing(*later))  # type: ignore[arg-type]
+    with pytest.raises(Retryable, match="index of source 'code' is another one since"):
+        maps.get("code", 0)
+    assert maps.get("code", 0).blocks == list(later)
+
+
+def test_a_coordinator_that_sends_nothing_of_what_it_counts_is_not_asked_without_end():
+    coordinator: Any = Coordinator(*CODE)
+    coordinator.get = lambda _, __, **query: SourceBlocks("code", CODE[:1] if query["from"] == 0 else (), 2, "one")
+    with pytest.raises(Retryable, match="is another one"):
+        BlockMaps(coordinator).get("code", 0)
+
+
 def test_a_coordinator_without_an_index_is_asked_again_although_the_blocks_are_known():
     coordinator: Any = Coordinator(*CODE)
     maps = BlockMaps(coordinator)

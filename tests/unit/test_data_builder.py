@@ -158,12 +158,22 @@ def test_held_out_sequences_are_fetched_and_not_reported(scene: Scene) -> None:
     assert [position for position, _ in scene.coordinator.await_served(1)[0].digests] == [0, 1]
 
 
-def test_steps_that_are_closed_are_passed_over(scene: Scene) -> None:
+def test_each_replica_of_a_trainer_gets_its_own_slices(scene: Scene) -> None:
+    layout = uniform_layout([Device(0, 0), Device(0, 1)], layers=1)
+    scene.coordinator.plans = {0: plan(0)}
+    scene.start(replace(WORLD, layout=layout, seats=layout.ranks(), trainers=("trainer-0",)))
+    first, second = (scene.cache.provide(3, 0, rank, 20) for rank in (0, 1))
+    assert first is not None and unpack(first.fd).tokens.tolist() == [400, 401, 402, 403, 404, 405, 700, 701, 702]
+    assert second is not None and unpack(second.fd).tokens.tolist() == [703]
+
+
+@pytest.mark.parametrize("first", [1, 5])
+def test_steps_that_are_closed_are_passed_over(scene: Scene, first: int) -> None:
     """A constructor that was started again begins at the first plan that the coordinator still has."""
-    scene.coordinator.plans = {step: plan(step) for step in (5, 6)}
+    scene.coordinator.plans = {step: plan(step) for step in (first, first + 1)}
     scene.start()
-    assert [digests.step for digests in scene.coordinator.await_served(2)] == [5, 6]
-    assert scene.cache.provide(3, 4, 0, 0) is None
+    assert [digests.step for digests in scene.coordinator.await_served(2)] == [first, first + 1]
+    assert scene.cache.provide(3, first - 1, 0, 0) is None
 
 
 def test_plans_are_asked_for_from_the_first_step_of_the_world_on(scene: Scene) -> None:

@@ -78,6 +78,7 @@ def test_each_line_is_a_sample(tmp_path):
         (b'{"text": "good", "title": "cut \\ud83d"', None),
         ('{"text": "a", "score": NaN}'.encode("utf-16-le"), None),
         (b'{"text": "a", "x": ' + b"[" * 100_000, None),
+        (b"[NaN]", None),
     ],
 )
 def test_what_only_python_writes_spoils_no_sample_in_whose_text_it_is_not(tmp_path, line, text):
@@ -170,15 +171,27 @@ def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path):
     assert caught.value.reason == "ObjectTooLarge"
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
 def test_a_line_beyond_the_limit_is_refused_by_its_place_also_in_a_packed_object(tmp_path, name):
-    pack = gzip.compress if name.endswith("gz") else zstandard.ZstdCompressor().compress
+    pack = {"l": bytes, "z": gzip.compress, "t": zstandard.ZstdCompressor().compress}[name[-1]]
     lines, limit = jsonl_bytes("one", "x" * (1 << 20)), (1 << 20) + len(jsonl_bytes("")) - 1
     (tmp_path / name).write_bytes(pack(lines))
     assert len(texts(source(tmp_path, sizes=Sizes(document=limit)))) == 2
     with pytest.raises(Refused, match=rf"{name}: the line at byte 16 is longer than 1 MiB; one line must") as caught:
         samples(source(tmp_path, sizes=Sizes(document=limit - 1)))
     assert caught.value.reason == "ObjectTooLarge"
+
+
+def test_a_line_that_is_as_long_as_the_limit_may_go_on_behind_its_range_and_one_beyond_is_refused_by_its_place(
+    tmp_path,
+):
+    lines = jsonl_bytes("one", "two", "x" * 50)
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    long = len(lines) - 2 * len(jsonl_bytes("one")) - 1
+    block = 2 * len(jsonl_bytes("one")) + long  # the line break alone is behind it
+    assert len(texts(source(tmp_path, sizes=Sizes(jsonl_block=block, document=block)))) == 3
+    with pytest.raises(Refused, match=r"a\.jsonl: the line at byte 32 is longer than"):
+        samples(source(tmp_path, sizes=Sizes(jsonl_block=20, jsonl_ahead=99, document=long - 1)))
 
 
 # --- compressed -----------------------------------------------------------------------------------------------------
@@ -193,6 +206,14 @@ def test_a_compressed_object_is_one_block_with_the_same_samples(tmp_path, pack):
     assert texts(mine) == ["one", "two", "three"]
 
 
+def test_frames_that_end_where_a_read_ends_lose_nothing_behind_them(tmp_path):
+    """The first frame has a power of two of bytes, as any read."""
+    skipped = (0x184D2A50).to_bytes(4, "little") + ((1 << 20) - 8).to_bytes(4, "little") + bytes((1 << 20) - 8)
+    packed = map(zstandard.ZstdCompressor().compress, (jsonl_bytes("one"), jsonl_bytes("two")))
+    (tmp_path / "a.jsonl.zst").write_bytes(skipped.join([b"", *packed]))
+    assert texts(source(tmp_path)) == ["one", "two"]
+
+
 def test_an_object_that_was_packed_with_a_large_window_is_refused_with_what_helps(tmp_path):
     """As by `zstd --long=28`: another upload of the same would be refused, too."""
     window = zstandard.ZstdCompressionParameters(window_log=28)
@@ -203,10 +224,13 @@ def test_an_object_that_was_packed_with_a_large_window_is_refused_with_what_help
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-@pytest.mark.parametrize("harm", ["truncated", "garbage", "empty"])
+@pytest.mark.parametrize("harm", ["truncated", "garbage", "empty", "no stream"])
 def test_a_corrupt_archive_is_refused_by_name(tmp_path, name, harm):
     data = (gzip.compress if name.endswith("gz") else zstandard.ZstdCompressor().compress)(jsonl_bytes(*range(500)))
-    (tmp_path / name).write_bytes({"truncated": data[:-20], "garbage": b"not an archive" * 9, "empty": b""}[harm])
+    harmed = {
+        "truncated": data[:-20], "garbage": b"not an archive" * 9, "empty": b"", "no stream": data[:10] + b"\xff" * 99,
+    }  # fmt: skip
+    (tmp_path / name).write_bytes(harmed[harm])
     with pytest.raises(Refused, match=name) as caught:
         samples(source(tmp_path))
     assert caught.value.reason == "ObjectUnreadable"
@@ -218,6 +242,16 @@ def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused(tmp_path, nam
     (tmp_path / name).write_bytes(data)
     with pytest.raises(Refused, match="can only be read whole"):
         samples(source(tmp_path, sizes=Sizes(unpacked=1 << 20)))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+def test_an_object_that_is_as_large_as_the_limit_is_read(tmp_path, name):
+    data = {"l": bytes, "z": gzip.compress, "t": zstandard.ZstdCompressor().compress}[name[-1]](jsonl_bytes("one"))
+    (tmp_path / name).write_bytes(data)
+    limit = len(jsonl_bytes("one"))
+    assert texts(source(tmp_path, "Text", sizes=Sizes(document=limit))) == [jsonl_bytes("one").decode()]
+    with pytest.raises(Refused, match="can only be read whole"):
+        samples(source(tmp_path, "Text", sizes=Sizes(document=limit - 1)))
 
 
 # --- Text -----------------------------------------------------------------------------------------------------------
@@ -309,6 +343,15 @@ def test_a_format_that_is_not_there_is_refused_with_those_that_are(tmp_path):
     with pytest.raises(Refused, match="Parquet, Jsonl, Text, Tar, TokenBin") as caught:
         source(tmp_path, "Csv")
     assert caught.value.reason == "FormatNotSupported"
+
+
+def test_a_file_that_is_replaced_is_read_as_it_is_now_once_it_is_listed_again(tmp_path):
+    """As by a loader that indexes for a new coordinator."""
+    mine = source(tmp_path, "Text")
+    for content in ("first", "second one"):
+        (tmp_path / "new").write_text(content)
+        (tmp_path / "new").rename(tmp_path / "a.txt")
+        assert texts(mine) == [content]
 
 
 @pytest.mark.parametrize("harm", ["rewritten", "gone"])

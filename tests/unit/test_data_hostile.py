@@ -17,10 +17,11 @@ from coxswain.errors import Refused
 from coxswain_data.formats import FORMATS
 from coxswain_data.formats.base import Extent
 from coxswain_data.formats.object_reader import ObjectReader, Sizes
+from coxswain_data.index_record import ShareRecords, StoredIndexes
 from coxswain_data.source import Source, open_source
 from coxswain_link.object_info import Listing, ObjectInfo
 from coxswain_link.spool import Spool
-from coxswain_link.store import open_store
+from coxswain_link.store import CorruptObject, open_store
 from tests.unit.test_data_formats import Memory, reader
 from tests.unit.test_data_formats import source as source_of
 from tests.unit.test_data_tar import archive, texts, written
@@ -111,6 +112,29 @@ def test_an_object_that_is_listed_twice_is_read_once(tmp_path: Path):
     config = replace(source_of(tmp_path, "Text").config, uri=Bucket.uri)
     blocks = Source(config, Repeating(), Spool(), Sizes()).blocks()  # type: ignore[arg-type]
     assert [block.path for block in blocks] == ["data", "more"]
+
+
+def test_objects_that_are_listed_in_no_order_are_read_by_path_and_once(tmp_path: Path):
+    class Unordered(Bucket):
+        def corpus(self, wanted: object, may_hold: object) -> Listing:
+            return [ObjectInfo(path, 5, "etag") for path in ("more", "data", "more", "a/b")]
+
+    config = replace(source_of(tmp_path, "Text").config, uri=Bucket.uri)
+    blocks = Source(config, Unordered(), Spool(), Sizes()).blocks()  # type: ignore[arg-type]
+    assert [block.path for block in blocks] == ["a/b", "data", "more"]
+
+
+class DamagedStore:
+    """Whose objects have lost their content."""
+
+    def get(self, key: str) -> bytes:
+        raise CorruptObject(key)
+
+
+def test_a_record_of_indexes_that_is_damaged_counts_for_nothing():
+    """It can be made again: its job is not refused for it."""
+    records = ShareRecords(StoredIndexes(DamagedStore()), "mine")  # type: ignore[arg-type]
+    assert records.read("index/shares/a.json") == []
 
 
 def header(size: int) -> bytes:

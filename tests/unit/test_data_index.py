@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -366,22 +367,24 @@ def test_an_index_that_is_lost_or_torn_under_a_run_is_built_again(corpus, store,
     assert store.get(key) == whole
 
 
-def test_an_index_of_other_content_is_refused(corpus, store):
+@pytest.mark.parametrize("place", [0, -1], ids=["more samples before", "fewer samples before"])
+def test_an_index_of_other_content_is_refused(corpus, store, place):
     data = local(corpus, store)
-    first, *_, last = data.blocks("mine")
+    first, *_, last = blocks = data.blocks("mine")
     assert first.samples != last.samples
-    store.put(object_key(first.key), store.get(object_key(last.key)))
+    store.put(object_key(blocks[place].key), store.get(object_key(blocks[-1 - place].key)))
     with pytest.raises(Refused, match="was indexed with"):
-        data.tokens(Sequence("mine", 0, 0, 0, 5, len(DOCUMENTS[0]) + 1))
+        data.tokens(Sequence("mine", 0, place % len(DOCUMENTS), 0, 1, 2))
 
 
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
         ({"lengths": 1}, "sample 0 has .* tokens and was indexed with"),
+        ({"lengths": np.int64(-1)}, "sample 0 has .* tokens and was indexed with"),
         ({"at": 1}, "decoded when it was indexed and does not now"),
     ],
-    ids=["other lengths", "other places"],
+    ids=["greater lengths", "smaller lengths", "other places"],
 )
 def test_an_index_that_does_not_fit_its_block_is_refused_and_nothing_of_it_is_served(corpus, store, harm, says):
     data = local(corpus, store)

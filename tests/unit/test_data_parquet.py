@@ -179,6 +179,11 @@ def test_a_row_group_of_short_rows_is_written_in_few_pieces(tmp_path):
     assert block.nbytes < 2_000_000  # 889 kB of which are the text and its offsets
 
 
+def test_rows_that_are_larger_than_a_write_are_read_one_at_a_time(tmp_path):
+    parquet(tmp_path / "a.parquet", pa.array(["x" * (_BATCH + 1), "y"]), rows=1)
+    assert [len(text or "") for text in texts(source(tmp_path, "Parquet"))] == [_BATCH + 1, 1]
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.string_view()], ids=str)
 def test_a_text_beyond_the_limit_of_a_document_is_refused_by_its_row(tmp_path, kind):
     parquet(tmp_path / "a.parquet", pa.array(["one", "two", "x" * (1 << 20)], kind))

@@ -77,6 +77,17 @@ def test_a_step_is_dropped_once_all_ranks_have_it_and_one_has_the_next():
     assert step_cache.provide(1, 10, 0, 0.0) is None
 
 
+def test_a_step_that_a_slow_rank_takes_is_not_the_latest_that_any_has():
+    ready = list[int]()
+    step_cache = StepCache(1, ready.append)
+    step_cache.open(1, 10, {0: 0, 1: 1})
+    filled(step_cache, 10, 11)
+    step_cache.provide(1, 11, 0, 0.0)
+    step_cache.provide(1, 10, 1, 0.0)
+    assert ready[-1] == 0
+    assert step_cache.next_step(1) == 12
+
+
 def test_a_step_is_kept_while_a_rank_still_needs_it():
     step_cache = filled(opened(), 10, 11)
     step_cache.provide(1, 10, 0, 0.0)
@@ -202,6 +213,20 @@ def test_a_builder_that_outlives_its_generation_neither_fails_nor_moves_the_next
     step_cache.open(2, 10, {0: 0})
     step_cache.fail(1, Refused("SourceChanged", "a.txt changed"))
     step_cache.skip_to(1, 500)
+    assert step_cache.next_step(2) == 10
+    assert step_cache.provide(2, 10, 0, 0.0) is None
+
+
+def test_a_worker_of_the_next_generation_gets_neither_steps_nor_failures_of_this_one():
+    step_cache = filled(opened(), 10)
+    step_cache.fail(1, Refused("SourceChanged", "a.txt changed"))
+    assert [step_cache.provide(2, step, 0, 0.0) for step in (10, 11)] == [None, None]
+
+
+def test_a_new_generation_begins_without_the_failure_of_the_one_before():
+    step_cache = opened()
+    step_cache.fail(1, Refused("SourceChanged", "a.txt changed"))
+    step_cache.open(2, 10, {0: 0})
     assert step_cache.next_step(2) == 10
     assert step_cache.provide(2, 10, 0, 0.0) is None
 

@@ -138,6 +138,16 @@ def test_text_that_is_not_utf8_missing_or_double_is_a_sample_without_text(tmp_pa
     assert texts(written(tmp_path, archive(*members))) == [None, None, None, "good"]
 
 
+@held
+def test_a_text_beyond_the_limit_of_a_document_is_refused_by_the_name_of_its_member(tmp_path, in_memory):
+    (tmp_path / "a.tar").write_bytes(archive(("1.txt", b"four"), ("2.txt", b"fives")))
+    config = source(tmp_path).config
+    fitting, beyond = (open_source(config, sizes=Sizes(tar_whole=in_memory, document=most)) for most in (5, 4))
+    assert texts(fitting) == ["four", "fives"]
+    with pytest.raises(Refused, match=r"a\.tar: 2\.txt is larger than .*split the document"):
+        texts(beyond)
+
+
 def test_an_extension_may_have_dots_and_be_given_with_one(tmp_path):
     data = archive(("1.en.txt", b"one"), ("1.de.txt", b"eins"))
     assert texts(written(tmp_path, data, field=".de.txt")) == ["eins"]

@@ -75,6 +75,11 @@ def test_a_block_has_the_documents_that_begin_in_its_range(tmp_path, range_):
     assert len(mine.blocks()) == {2: 4, 10: 3, 600: 2, 1 << 20: 1}[range_]
 
 
+def test_a_last_document_that_is_longer_than_a_range_has_no_empty_block_behind_it(tmp_path):
+    mine = open_source(write(tmp_path / "c", [[1], [2] * 9]).config, sizes=Sizes(tokenbin_block=4))
+    assert [b.size for b in mine.blocks()] == [20]
+
+
 class Memory:
     """A store of one pair."""
 
@@ -109,6 +114,13 @@ def test_any_cut_into_blocks_and_sequences_gives_each_document_once(lengths, ran
     expected = [data[a:b].tolist() for a, b in pairwise(edges) if a < b]
     assert [s.text.tolist() for _, s in found] == expected
     assert [b.text(s.at).tolist() for b, s in found] == expected
+
+
+def test_a_pair_of_more_tokens_than_32_bits_count_is_cut_where_its_documents_are(tmp_path):
+    store = Memory({"x.idx": index_bytes([1 << 30] * 3, range(4))})
+    info = ObjectInfo("x.bin", 6 << 30, "")
+    reader = ObjectReader(store, info, Spool(tmp_path), partial(Refused, "SourceChanged"), Sizes())  # type: ignore[arg-type]
+    assert [e.offset for e in TokenBinObject(reader, "").extents()] == [0, 2 << 30, 4 << 30]
 
 
 def test_a_document_gets_an_end_of_text_unless_it_has_one(tmp_path):
@@ -158,7 +170,10 @@ def broken(folder: Path, harm: str) -> None:
             "version 2": index_bytes(sizes, range(6), version=2), "floats": head[:17] + b"\x06" + head[18:],
             "gaps": index_bytes(sizes, range(6))[:54] + b"\1" + index_bytes(sizes, range(6))[55:],
             "other bounds": index_bytes(sizes, [0, 3]), "falling bounds": index_bytes(sizes, [0, 4, 2, 5]),
-            "longer": index_bytes([*sizes, 5], range(7)), "more than any memory": head[:18] + b"\xff" * 16 + head[34:],
+            "no bounds": index_bytes(sizes, []), "late bounds": index_bytes(sizes, [1, 5]),
+            "negative": index_bytes([*sizes, -1, 1], range(8)),
+            "shorter": index_bytes(sizes[:-1], range(5)), "longer": index_bytes([*sizes, 5], range(7)),
+            "more than any memory": head[:18] + b"\xff" * 16 + head[34:],
         }[harm]
     )  # fmt: skip
 
@@ -166,7 +181,7 @@ def broken(folder: Path, harm: str) -> None:
 @pytest.mark.parametrize(
     "harm",
     ["another file", "empty", "truncated", "head only", "version 2", "floats", "gaps", "other bounds", "falling bounds",
-     "longer", "more than any memory"],
+     "no bounds", "late bounds", "negative", "shorter", "longer", "more than any memory"],
 )  # fmt: skip
 def test_a_broken_index_file_is_refused_by_name(tmp_path, harm):
     mine = write(tmp_path / "c", DOCUMENTS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import models, pre_tokenizers, processors, trainers
 
 from coxswain.config import EndpointConfig, TokenizerConfig
 from coxswain.errors import Refused
-from coxswain_data.tokenizer import BytesTokenizer, FileTokenizer, Tokenizer, open_tokenizer
+from coxswain_data.tokenizer import BytesTokenizer, FileTokenizer, ForeignToken, Tokenizer, open_tokenizer, token_ids
 
 TEXT = "the boat steers the boat, and eight rowers row <|endoftext|> the boat"
 
@@ -52,9 +53,35 @@ def test_truncation_and_padding_of_the_file_are_not_applied():
     assert opened(limited).encode(TEXT).tolist() == opened(trained("<|endoftext|>")).encode(TEXT).tolist()
 
 
-def test_the_vocabulary_counts_every_id():
+def test_a_dropout_of_the_file_is_not_applied_so_that_a_text_has_the_same_ids_each_time():
+    dropping = trained("<|endoftext|>")
+    dropping.model.dropout = 0.5
+    mine, plain = opened(dropping), opened(trained("<|endoftext|>"))
+    assert [mine.encode(TEXT).tolist() for _ in range(9)] == [plain.encode(TEXT).tolist()] * 9
+
+
+def test_what_the_file_would_add_before_a_text_is_left_out():
+    adding = trained("<|endoftext|>", "<s>")
+    adding.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    assert opened(adding).encode(TEXT).tolist() == opened(trained("<|endoftext|>", "<s>")).encode(TEXT).tolist()
+
+
+@pytest.mark.parametrize("added", [(), ("<|added|>",)], ids=["trained", "added later"])
+def test_the_vocabulary_counts_every_id(added):
     tokenizer = trained("<|endoftext|>")
+    tokenizer.add_special_tokens(list(added))
     assert opened(tokenizer).vocabulary == tokenizer.get_vocab_size()
+    assert opened(tokenizer, *added).eos < opened(tokenizer).vocabulary
+
+
+@pytest.mark.parametrize(("type_", "largest"), [("<u2", 65_535), ("<i4", 2**31 - 2), ("<i8", 2**31 - 2)])
+def test_ids_keep_their_value_up_to_the_largest_of_their_type_and_beyond_the_vocabulary_are_refused(type_, largest):
+    tokenizer = BytesTokenizer()
+    tokenizer.vocabulary = largest + 1
+    assert token_ids(tokenizer, np.array([0, 40_000, largest], type_)).tolist() == [0, 40_000, largest, 256]
+    tokenizer.vocabulary = largest
+    with pytest.raises(ForeignToken, match=f"holds token id {largest}, .* 0 to {largest - 1}"):
+        token_ids(tokenizer, np.array([0, largest], type_))
 
 
 def test_the_hash_depends_on_the_file_and_on_the_end_of_text():

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+import httpcore
 import httpx
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.wire import TOKEN_HEADER, Finished, Registered, Rendezvous
+from coxswain_link.deadline import ReadDeadline
 from coxswain_link.http_client import AsyncClient, Client, JobEnded, _request, _settings
 from coxswain_link.http_server import HttpService, is_loopback
 from coxswain_link.metrics import build
@@ -92,9 +94,25 @@ async def test_a_body_that_is_no_text_or_nested_without_end_is_a_bad_request(ser
         assert (await http.post("/v1/echo", content=body)).status_code == 400
 
 
-async def test_an_older_generation_is_stale(client):
+@pytest.mark.parametrize("older", [0, 2])
+async def test_an_older_generation_is_stale(client, older):
     with pytest.raises(Stale, match="the current one is 3"):
-        await client.get("/v1/nothing", Registered, generation=2)
+        await client.get("/v1/nothing", Registered, generation=older)
+
+
+async def test_a_caller_that_names_no_type_gets_the_errors_all_the_same(client):
+    with pytest.raises(Stale):
+        await client.post("/v1/echo", Rendezvous(generation=2, host="a", port=1), generation=2)
+    with pytest.raises(Refused, match="400"):
+        await client.post("/v1/echo", {"host": 3})
+
+
+def test_a_read_at_or_beyond_the_deadline_is_not_begun():
+    deadline = ReadDeadline()
+    assert deadline.left(5.0) == 5.0
+    for seconds in (0.0, -0.5):
+        with deadline.within(seconds), pytest.raises(httpcore.ReadTimeout):
+            deadline.left(5.0)
 
 
 async def test_the_current_and_newer_generations_are_admitted(client):

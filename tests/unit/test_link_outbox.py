@@ -30,8 +30,10 @@ class Scripted:
         self.plans: list[StepPlan] = []
         self.beats = threading.Event()
         self.beaten: list[Heartbeat] = []
+        self.generations: set[int | None] = set()  # that its calls name
 
-    def post(self, path: str, body: Any, _: type, **__: Any) -> Ack:
+    def post(self, path: str, body: Any, _: type, generation: int | None = None, **__: Any) -> Ack:
+        self.generations.add(generation)
         self._answer()
         if path == "/v1/beats":
             self.beats.set()
@@ -102,6 +104,15 @@ def test_an_outbox_without_messages_sends_heartbeats(client, box):
     assert client.beats.wait(20)
 
 
+def test_heartbeats_and_messages_name_the_generation_of_their_world(client):
+    box = Outbox(client, Heartbeat(7), pause=0.05)
+    box.put("/v1/reports", 0, 0)
+    box.flush(20)
+    assert client.beats.wait(20)
+    box.close()
+    assert client.generations == {7}
+
+
 def test_the_outbox_fails_when_the_coordinator_stays_unreachable(client):
     client.away = True
     box = Outbox(client, Heartbeat(1), patience=0.5, pause=0.05)
@@ -148,6 +159,19 @@ def test_the_oldest_sent_messages_are_dropped_and_a_coordinator_that_needs_them_
         Retryable, match=r"needs messages of step 5 and before, which were dropped; the world begins again"
     ):
         log.acknowledge(None, Ack("two", 0))
+
+
+def test_messages_that_wait_keep_their_turn_behind_sent_ones_that_a_checkpoint_does_not_cover():
+    log = MessageLog()
+    for step in (1, 5, 6, 7):
+        log.put(Message("/v1/reports", step, step))
+    log.acknowledge(log.next(), None)
+    log.acknowledge(log.next(), Ack("one", 3))
+    waiting = []
+    while (message := log.next()) is not None:
+        waiting.append(message.step)
+        log.acknowledge(message, None)
+    assert waiting == [6, 7]
 
 
 def test_large_sent_messages_are_dropped_by_their_bytes_however_few_they_are():

@@ -3,6 +3,8 @@
 import errno
 import os
 import threading
+from base64 import b64encode
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,7 +14,7 @@ from obstore.exceptions import GenericError, PermissionDeniedError
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain_link.s3 import find_access, open_s3
-from coxswain_link.store import BucketNotFound, Denied, NotFound, StoreUnavailable, open_store
+from coxswain_link.store import BucketNotFound, Denied, NotFound, ObjectChanged, StoreUnavailable, open_store
 from coxswain_link.store_faults import translated
 
 
@@ -171,10 +173,13 @@ class Answer(BaseHTTPRequestHandler):
     """Answers every request alike."""
 
     status, body, asked = 200, b"", 0
+    said: Mapping[str, str] = {}  # further headers
 
     def do_GET(self) -> None:
         type(self).asked += 1
         self.send_response(self.status)
+        for header, value in self.said.items():
+            self.send_header(header, value)
         self.send_header("Content-Length", str(len(self.body)))
         self.end_headers()
         self.wfile.write(self.body if self.command != "HEAD" else b"")
@@ -271,6 +276,58 @@ def test_a_server_that_says_that_there_is_no_object_is_back_and_its_bucket_there
     with pytest.raises(StoreUnavailable) as caught:
         behind.get("key")
     assert not isinstance(caught.value, BucketNotFound)
+
+
+WHEN = {"Last-Modified": "Sun, 29 Nov 2026 00:00:00 GMT"}
+
+
+@pytest.mark.parametrize("said", ["A" * 64, "0" * 63, b64encode(bytes(32)).decode(), "unknown", ""])
+def test_a_digest_in_another_form_than_ours_in_the_metadata_of_a_users_object_says_nothing(answers, behind, said):
+    answers.RequestHandlerClass.status, answers.RequestHandlerClass.body = 200, b"content"
+    answers.RequestHandlerClass.said = WHEN | {"ETag": '"parts-2"', "x-amz-meta-sha256": said}
+    assert behind.get("key") == b"content"
+
+
+@pytest.mark.parametrize("listed", ['"listed"', 'W/"listed"'], ids=["strong", "weak"])
+def test_a_range_of_another_object_than_the_listed_one_is_refused_though_a_server_ignores_conditions(
+    answers, behind, listed
+):
+    answers.RequestHandlerClass.status, answers.RequestHandlerClass.body = 206, b"content"
+    answers.RequestHandlerClass.said = WHEN | {"ETag": listed, "Content-Range": "bytes 3-9/20"}
+    assert behind.get_range("key", 3, 10, listed) == b"content"
+    answers.RequestHandlerClass.said = WHEN | {"ETag": '"another"', "Content-Range": "bytes 3-9/20"}
+    assert behind.get_range("key", 3, 10) == b"content"
+    with pytest.raises(ObjectChanged):
+        behind.get_range("key", 3, 10, listed)
+
+
+def test_an_object_that_was_replaced_is_refused_at_once_where_the_location_was_used(tmp_path, answers, behind):
+    answers.RequestHandlerClass.status = 412
+    answers.RequestHandlerClass.body = b"<Error><Code>PreconditionFailed</Code></Error>"
+    endpoint = EndpointConfig(url=f"http://127.0.0.1:{answers.server_port}", secret="keys")
+    used = open_store("s3://bucket/p", endpoint, tmp_path, patience=60, known=True)
+    with pytest.raises(ObjectChanged):
+        used.get_range("key", 3, 10, '"listed"')
+    assert answers.RequestHandlerClass.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(206, {"Content-Range": "bytes 0-6/20"}), (206, {"Content-Range": "bytes 3-8/20"}), (206, {}), (200, {})],
+    ids=["another place", "fewer bytes", "no range", "the whole object"],
+)
+def test_a_range_that_is_not_the_one_that_was_asked_for_is_never_taken_for_it(answers, behind, status, said):
+    answers.RequestHandlerClass.status, answers.RequestHandlerClass.body = status, b"content"
+    answers.RequestHandlerClass.said = WHEN | {"ETag": '"listed"'} | said
+    with pytest.raises(StoreUnavailable):
+        behind.get_range("key", 3, 10, '"listed"')
+
+
+def test_a_range_of_which_fewer_bytes_arrive_than_its_answer_says_is_never_taken_for_whole(answers, behind):
+    answers.RequestHandlerClass.status, answers.RequestHandlerClass.body = 206, b"conte"
+    answers.RequestHandlerClass.said = WHEN | {"ETag": '"listed"', "Content-Range": "bytes 3-9/20"}
+    with pytest.raises(StoreUnavailable, match="5 of 7 bytes arrived"):
+        behind.get_range("key", 3, 10, '"listed"')
 
 
 def deleted(code: str) -> bytes:

@@ -18,7 +18,8 @@ T = TypeVar("T", bound=Sized)
 _GZIP, _ZSTD = (".gz", ".tgz"), (".zst", ".tzst")
 _WINDOW = "requires too much memory"  # zstd's words for a window above its default limit
 _SMALLER_WINDOW = "pack it again with a window of at most 128 MiB (`zstd` without `--long`, or `--long=27`)"
-_CHUNK = 128 << 10  # bytes: what follows a zstd frame within one is copied once a frame
+_CHUNK = 128 << 10  # bytes of unpacked content at a time
+_FED = 512  # packed bytes that zstd gets at a time: four may become 128 KiB, and it returns all of them at once
 
 
 def is_compressed(path: str) -> bool:
@@ -65,16 +66,16 @@ def _gunzip(file: IO[bytes]) -> Iterator[bytes]:
 
 def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
     """All frames. Raises EOFError for a truncated one, which zstandard's reader accepts."""
-    data = file.read(_CHUNK)
+    data = file.read(_FED)
     while data:
         frame = zstandard.ZstdDecompressor().decompressobj()
         while True:
             yield frame.decompress(data)
             if frame.eof:
                 break
-            if not (data := file.read(_CHUNK)):
+            if not (data := file.read(_FED)):
                 raise EOFError("the last frame is not complete")
-        data = frame.unused_data or file.read(_CHUNK)
+        data = frame.unused_data or file.read(_FED)
 
 
 def _too_large(reader: ObjectReader, limit: int) -> Refused:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _ATTEMPT = 10.0  # seconds of one attempt: a coordinator that answers more slowly counts as unreachable
 _HEARTBEAT_SECONDS = 1.0  # seconds without a message until a heartbeat, as long as no Ack says otherwise
-_FLUSH_SECONDS = 0.1  # the same while `flush` waits
+_FLUSH_SECONDS = 0.1  # the same when `flush` begins to wait; it doubles: all ranks may wait for one manifest
 _PATIENCE = 120.0  # seconds without a coordinator until the sender gives up
 _MOST_KEPT = 4096  # sent messages that no checkpoint covers
 _MOST_BYTES = 64 << 20  # of these: a constructor's have a digest for each sequence
@@ -117,6 +117,7 @@ class Outbox:
         self._client, self._beat, self._patience = client, beat, patience
         self._change = threading.Condition()
         self._log, self._pause, self._flushing = MessageLog(), pause, False
+        self._flush_pause = _FLUSH_SECONDS
         self._fault: CoxswainError | None = None
         self._closed = False
         self.reachable = True
@@ -220,12 +221,18 @@ class Outbox:
     def _next(self) -> Message | None:
         """The next message; None: there is none, so a heartbeat is due."""
         with self._change:
-            flushing, pause = self._flushing, self._log.heartbeat_seconds or self._pause
+            flushing, pause = self._flushing, self._heartbeat_pause()
             self._change.wait_for(
-                lambda: self._closed or self._log.waiting or not self.reachable or self._flushing != flushing,
-                _FLUSH_SECONDS if flushing else pause,
+                lambda: self._closed or self._log.waiting or not self.reachable or self._flushing != flushing, pause
             )
             return self._log.next()
+
+    def _heartbeat_pause(self) -> float:
+        pause = self._log.heartbeat_seconds or self._pause
+        if self._flushing:
+            pause = min(pause, self._flush_pause)
+            self._flush_pause = 2 * pause
+        return pause
 
     def _post(self, message: Message | None) -> Ack | None:
         path, body = ("/v1/beats", self._beat) if message is None else (message.path, message.body)

@@ -381,6 +381,16 @@ def test_a_flush_does_not_wait_for_a_rare_heartbeat(client, box):
     box.flush(20, saved=6)
 
 
+def test_a_flush_that_waits_for_long_asks_more_and_more_rarely(client, box):
+    """A thousand ranks wait for one manifest, and the coordinator that writes it answers them all."""
+    client.heartbeat_seconds = 1000.0
+    box.put("/v1/reports", 0, 0)
+    until(lambda: box._log.heartbeat_seconds == 1000.0)
+    before = len(client.beaten)
+    assert not box.has_sent(1.0, saved=6)
+    assert 1 <= len(client.beaten) - before <= 5
+
+
 def test_an_announced_end_is_known_until_a_coordinator_says_otherwise(client, box):
     client.end = 7
     until(lambda: box.end == 7)

@@ -58,6 +58,7 @@ def row(table: str) -> dict[str, str]:
 
 def test_kubectl_shows_of_a_job_that_trains_what_the_pages_say(job: Job, baseline: Digests, tmp_path: Path) -> None:
     training(job)
+    job.wait_for_event("CheckpointSaved", "")  # behind its status, which may come later than the steps' lines
     table = typed(job, "kubectl get tj")
     assert list(row(table)) == columns("trainingjob")
     assert {name: row(table)[name] for name in ("STATE", "READY", "RESTARTS")} == {

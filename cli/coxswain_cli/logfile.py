@@ -18,5 +18,6 @@ class LogFile(logging.FileHandler):
 def log_to(path: Path) -> None:
     """Sends the log of this process to a file. Raises OSError."""
     path.parent.mkdir(exist_ok=True)
-    logging.basicConfig(handlers=[LogFile(path)], level=logging.INFO, format=_FORM)
+    if not logging.getLogger().handlers:  # else a program that calls this one has its own
+        logging.basicConfig(handlers=[LogFile(path)], level=logging.INFO, format=_FORM)
     logging.getLogger("httpx").setLevel(logging.WARNING)

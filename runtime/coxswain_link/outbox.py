@@ -225,14 +225,14 @@ class Outbox:
             self._change.wait_for(
                 lambda: self._closed or self._log.waiting or not self.reachable or self._flushing != flushing, pause
             )
-            return self._log.next()
+            message = self._log.next()
+            if flushing and message is None:
+                self._flush_pause = 2 * pause
+            return message
 
     def _heartbeat_pause(self) -> float:
-        pause = self._log.heartbeat_seconds or self._pause
-        if self._flushing:
-            pause = min(pause, self._flush_pause)
-            self._flush_pause = 2 * pause
-        return pause
+        usual = self._log.heartbeat_seconds or self._pause
+        return min(usual, self._flush_pause) if self._flushing else usual
 
     def _post(self, message: Message | None) -> Ack | None:
         path, body = ("/v1/beats", self._beat) if message is None else (message.path, message.body)

@@ -391,6 +391,17 @@ def test_a_flush_that_waits_for_long_asks_more_and_more_rarely(client, box):
     assert 1 <= len(client.beaten) - before <= 5
 
 
+def test_messages_make_a_flush_ask_no_more_rarely(client, box):
+    """Twelve of them would make it wait for minutes."""
+    client.heartbeat_seconds = 1000.0
+    assert not box.has_sent(0.0, saved=6)
+    for step in range(12):
+        box.put("/v1/reports", step, step)
+    assert box.has_sent(20)
+    client.saved = 6
+    box.flush(20, saved=6)
+
+
 def test_an_announced_end_is_known_until_a_coordinator_says_otherwise(client, box):
     client.end = 7
     until(lambda: box.end == 7)

@@ -20,6 +20,7 @@ from unittest import mock
 
 import pytest
 
+from coxswain.api.field_errors import printable
 from coxswain.errors import CoxswainError
 from coxswain_link.store import NotFound
 from docs.tools import failures, tables
@@ -155,13 +156,13 @@ def saw(output: str) -> str:
         rf"^cox run: (.*)|: Failed\n((?: {{2,}}[^\n]*\n)+?)(?={_FACTS})", output, re.MULTILINE | re.DOTALL
     )
     text = next(group for group in found.groups() if group) if found else output
-    text = re.sub(r"(file://)?/\S*?/(?:pytest-\d+|corpus\d*)/[\w.-]+", "…", " ".join(text.split()))
+    text = re.sub(r"(file://)?/\S*?/(?:pytest-\d+(?:/popen-gw\d+)?|corpus\d*)/[\w.-]+", "…", " ".join(text.split()))
     text = re.sub(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b", r"\1…", text.replace(sys.prefix, "…"))
     text = re.sub(r"\b(process|pid) \d+", r"\1 4711", text)
     text = re.sub(r'"[0-9a-f]+-[0-9a-f]+-[0-9a-f]+"', '"…"', text)  # etags
     text = re.sub(r"(127\.0\.0\.1):\d+", r"\1:…", text)  # ports from the kernel
     text = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "…", text)  # uids
-    text = text.encode("ascii", "backslashreplace").decode().replace("\\u2026", "…").replace("|", "\\|")
+    text = printable(text).encode("ascii", "backslashreplace").decode().replace("\\u2026", "…").replace("|", "\\|")
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 

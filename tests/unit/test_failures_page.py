@@ -59,6 +59,18 @@ def test_the_page_has_no_path_or_address_of_the_machine_that_wrote_it() -> None:
     assert not re.search(r"(?<![\w…])/(tmp|work|home|root)/|pytest-\d|Traceback", TEXT)
 
 
+@pytest.mark.parametrize("worker", ["", "popen-gw2/"])
+def test_the_folder_of_a_test_is_left_out_whole_whichever_worker_ran_it(worker: str) -> None:
+    assert (
+        saw(f"cox run: refused /x/pytest-1/{worker}test_a_file0/job.yaml, document 1")
+        == "refused …/job.yaml, document 1"
+    )
+
+
+def test_control_characters_are_escaped_as_a_table_has_none() -> None:
+    assert saw("cox run: docs: \0\x1b[0m") == "docs: \\x00\\x1b[0m"
+
+
 def test_a_reason_is_listed_without_the_rest_of_the_summary() -> None:
     output = "12:00:00 Queued\nsmall: Failed\n  SourceEmpty: source 'docs' at /tmp/x/pytest-of-me/pytest-1/bad_0/docs: none\n"
     rest = (

@@ -34,6 +34,23 @@ def test_a_dictionary_column_reads_like_a_plain_one(tmp_path):
     assert texts(source(tmp_path, "Parquet")) == ["one", "two", "one"]
 
 
+def test_the_values_of_a_dictionary_column_are_not_copied_for_each_few_rows(tmp_path):
+    """A thousand values of 1 KB: a copy for each 16 of 4,000 rows would be 250 MB."""
+    column = pa.array([f"{i % 1000:04d}" * 256 for i in range(4000)])
+    parquet(tmp_path / "a.parquet", column.dictionary_encode(), rows=4000)
+    mine, before = source(tmp_path, "Parquet"), pa.default_memory_pool().total_bytes_allocated()
+    block = mine.read(mine.blocks()[0])
+    assert [block.text(at)[:4] for at in (0, 999, 3999)] == ["0000", "0999", "0999"]
+    assert pa.default_memory_pool().total_bytes_allocated() - before < 40_000_000
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()], ids=str)
+def test_a_dictionary_column_with_nulls_has_the_rows_of_a_plain_one(tmp_path, kind):
+    expected = [None if i % 7 == 0 else f"text {i % 90}" for i in range(1000)]
+    parquet(tmp_path / "a.parquet", pa.array(expected, pa.string()).cast(kind).dictionary_encode(), rows=600)
+    assert texts(source(tmp_path, "Parquet")) == expected
+
+
 def test_nulls_and_bad_utf8_are_samples_without_text(tmp_path):
     broken = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"\xffa"))
     parquet(tmp_path / "a.parquet", broken)

@@ -21,6 +21,10 @@ from coxswain_link.spool import Data
 _BUFFER = 1 << 20  # bytes of one read; with pre_buffer on, pyarrow would hold hundreds of MiB
 _BATCH = 8 << 20  # bytes of one write to the spool
 _ROWS = 16  # the most that are unpacked at a time: a dictionary or common prefixes make many bytes out of few
+_DICTIONARY = (
+    64 << 20
+)  # bytes of a row group whose dictionary column is read as such: each batch has its own copy of all values
+_INDICES = 1 << 16  # rows of such a batch
 _UNPACKED = 1024  # the most times for one write: of short rows, each time costs more memory than its bytes
 
 
@@ -70,15 +74,25 @@ class ParquetObject:
         """The column as an Arrow stream, in batches of some `_BATCH` bytes."""
         plain = pa.schema([(self._field, self._value_type)])
         yield plain.serialize()
-        for batches in _gathered(self._batches(group)):
-            # A name with a dot selects a field within a struct, too.
-            yield pa.concat_batches(batches).select([self._field]).cast(plain).serialize()
+        for batches in _gathered(self._batches(group, plain)):
+            yield pa.concat_batches(batches).serialize()
 
-    def _batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        metadata = self._file.metadata.row_group(group)
-        rows = max(1, min(_ROWS, _BATCH * metadata.num_rows // max(metadata.total_byte_size, 1)))
+    def _batches(self, group: int, plain: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Of few rows each: a dictionary's values are repeated for these alone."""
         with self._named():
-            yield from self._file.iter_batches(rows, [group], [self._field], use_threads=False)
+            for batch in self._file.iter_batches(self._rows(group), [group], [self._field], use_threads=False):
+                # A name with a dot selects a field within a struct, too.
+                column = batch.select([self._field])
+                for start in range(0, len(column), _ROWS):
+                    yield column.slice(start, _ROWS).cast(plain)
+
+    def _rows(self, group: int) -> int:
+        """Of a batch as pyarrow reads it. A dictionary takes as many bytes as in the file: pyarrow refuses prefixes there."""
+        metadata = self._file.metadata.row_group(group)
+        if pa.types.is_dictionary(self._type) and metadata.total_byte_size <= _DICTIONARY:
+            return _INDICES
+        average: int = metadata.total_byte_size // max(metadata.num_rows, 1)
+        return max(1, min(_ROWS, _BATCH // max(average, 1)))
 
     def _too_large(self, group: int) -> Refused:
         return Refused(
@@ -108,9 +122,12 @@ class ParquetObject:
         return size > most
 
     @property
+    def _type(self) -> pa.DataType:
+        return self._file.schema_arrow.field(self._field).type
+
+    @property
     def _value_type(self) -> pa.DataType:
-        kind = self._file.schema_arrow.field(self._field).type
-        return kind.value_type if pa.types.is_dictionary(kind) else kind
+        return self._type.value_type if pa.types.is_dictionary(self._type) else self._type
 
     def _check_column(self) -> None:
         schema = self._file.schema_arrow

@@ -21,9 +21,7 @@ from coxswain_link.spool import Data
 _BUFFER = 1 << 20  # bytes of one read; with pre_buffer on, pyarrow would hold hundreds of MiB
 _BATCH = 8 << 20  # bytes of one write to the spool
 _ROWS = 16  # the most that are unpacked at a time: a dictionary or common prefixes make many bytes out of few
-_DICTIONARY = (
-    64 << 20
-)  # bytes of a row group whose dictionary column is read as such: each batch has its own copy of all values
+_DICTIONARY = 64 << 20  # bytes of a row group whose dictionary is read with many rows: each batch copies all values
 _INDICES = 1 << 16  # rows of such a batch
 _UNPACKED = 1024  # the most times for one write: of short rows, each time costs more memory than its bytes
 

@@ -128,6 +128,23 @@ def test_two_signs_that_change_do_not_cancel(dtype: torch.dtype) -> None:
     assert digest_of(changed) != digest_of(values)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16], ids=str)
+def test_a_message_whose_bits_are_all_turned_has_another_digest(dtype: torch.dtype) -> None:
+    message = torch.tensor([0x0123], dtype=dtype)
+    assert digest_of(~message) != digest_of(message)
+
+
+def test_a_content_that_is_known_is_not_computed_again() -> None:
+    """A change of layout asks for the content before and behind its moves, and most boxes stay."""
+    values, known = values_of(MATRIX), dict[tuple[str, Box], list[Tensor]]()
+    before = content_of({"exp_avg": {MATRIX: values}}, known)
+    parts = known["exp_avg", MATRIX]
+    known["exp_avg", MATRIX] = [2 * part for part in parts]
+    both = {"exp_avg": {MATRIX: values}, "exp_avg_sq": {MATRIX: values}}
+    alone = content_of({"exp_avg_sq": {MATRIX: values}})
+    assert content_of(both, known) == (2 * before + alone) % (MOST + 1)
+
+
 @pytest.mark.parametrize("value", [0, 1, MOST, 1 << 63, (1 << 53) + 1, 0xFFFFFFFF, 1 << 32])
 def test_a_digest_travels_as_two_numbers_that_are_held_exactly(value: int) -> None:
     assert whole(*halves(value)) == value == whole(*map(float, halves(value)))

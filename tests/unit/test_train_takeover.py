@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,15 +18,17 @@ from coxswain.errors import Retryable
 from coxswain.holdings import Holding
 from coxswain.live import Held, Holder, LiveSource
 from coxswain.shards import Cell, Shards
-from coxswain_train.live.claims import Content
+from coxswain_train.live.claims import Claim, Content
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.state import Cut, LiveState
 from coxswain_train.live.takeover import TakeOver, Target, Update
 from coxswain_train.parallel.state import State
 from tests.unit.living_samples import pending
 
+NAMES = [each.name for each in fields(Claim)]
 ME, WARDS = 1, (1, 2, 0)  # rank 1 keeps the copy of rank 2's shard
 OLD, NEW = (0, 2, 4, 6), (0, 1, 3, 6)
+OWNERS = tuple(Holder(rank, rank) for rank in range(3))
 
 
 def cut_at(bounds: Sequence[int]) -> Shards:
@@ -51,17 +54,19 @@ class Wire:
 
 
 class World:
-    """Three ranks: all claim what this one does, all list what it lists; the vote is `votes`, or is cut short."""
+    """Three ranks: all list what this one does, the others claim step 8; the vote is `votes`, or is cut short."""
 
     ranks = 3
 
     def __init__(self, votes: list[list[float]] | None = None) -> None:
-        self.asked, self.votes = 0, votes
+        self.asked, self.votes, self.claimed = 0, votes, list[float]()
 
     def scalars(self, mine: list[float]) -> list[list[float]]:
         self.asked += 1
         if self.asked == 1:
-            return [[mine[0], float(rank), mine[2], float(WARDS[rank]), *mine[4:]] for rank in range(3)]
+            self.claimed = mine
+            others = ([mine[0], float(rank), 8.0, float(WARDS[rank]), *mine[4:]] for rank in range(3))
+            return [mine if rank == ME else other for rank, other in enumerate(others)]
         if self.asked == 2:
             return [[*mine[:2], *[0.0] * (len(mine) - 2)]] * 3
         if self.votes is None:
@@ -69,18 +74,32 @@ class World:
         return self.votes
 
 
-def refused(world: World, error: type[Exception], says: str) -> None:
-    """A change of layout that fails in its vote: only the old state is offered after it, as before a step that is dropped."""
-    old, new = cut_at(OLD), cut_at(NEW)
-    live = LiveState()
-    live.begin(Cut(5, ME, 8, state_of(old, ME), WARDS[ME], state_of(old, WARDS[ME])))
-    source: Any = LiveSource(5, SimpleNamespace(ranks=lambda: range(3)), 8, tuple(Holder(r, r) for r in range(3)))  # type: ignore[arg-type]
+def cut_of(generation: int, step: int = 8) -> Cut:
+    old = cut_at(OLD)
+    return Cut(generation, ME, step, state_of(old, ME), WARDS[ME], state_of(old, WARDS[ME]))
+
+
+def change(live: LiveState, world: World, new: Shards, holders: Sequence[Holder] = OWNERS) -> TakeOver:
+    """From generation 5, before step 8."""
+    source: Any = LiveSource(5, SimpleNamespace(ranks=lambda: range(3)), 8, tuple(holders))  # type: ignore[arg-type]
     copies: Any = Copies(Wire(), ME, WARDS, new.sizes())  # type: ignore[arg-type]
     target = Target(6, ME, new, copies, [0, 0, 0], {"w": (6,)}, torch.float32, torch.device("cpu"))
+    return TakeOver(live, world, target, source)
+
+
+def fails(found: TakeOver, error: type[Exception] = RuntimeError, says: str = "aborted") -> None:
+    with pytest.raises(error, match=says):
+        found.run(cut_at(OLD), Update(OptimizerConfig(learning_rate=0.1), 0.1, ()))
+
+
+def refused(world: World, error: type[Exception], says: str, bounds: Sequence[int] = NEW) -> None:
+    """A change of layout that fails in its vote: only the old state is offered after it, as before a step that is dropped."""
+    live = LiveState()
+    live.begin(cut_of(5))
     before = live.all_held(0)
     live.reduced(pending(8))  # the source goes on before this step
-    with pytest.raises(error, match=says):
-        TakeOver(live, world, target, source).run(old, Update(OptimizerConfig(learning_rate=0.1), 0.1, ()))
+    copies = (Holder(ward, rank, copy=True) for rank, ward in enumerate(WARDS))
+    fails(change(live, world, cut_at(bounds), (*OWNERS, *copies)), error, says)
     assert before == live.all_held(0) == (Held(0, 5, ME, 8, copies=(WARDS[ME],)),)
 
 
@@ -99,3 +118,28 @@ def test_what_arrived_wrong_is_not_offered_where_an_abort_ends_the_vote() -> Non
 def test_a_change_fails_where_shards_copies_or_messages_are_not_what_they_were(vote: Content, says: str) -> None:
     """The old state has content 0."""
     refused(World([vote.row()] * 3), Retryable, says)
+
+
+def test_what_arrived_right_is_not_offered_where_the_vote_fails_at_another_rank() -> None:
+    """Nothing moves, so this rank has all."""
+    refused(World([Content(0, 0, 0, 1).row()] * 3), Retryable, r"ranks \[0, 1, 2\] received", bounds=OLD)
+
+
+@pytest.mark.parametrize(("prepared", "offers"), [(False, 1.0), (True, 0.0)])
+def test_a_rank_offers_what_its_model_holds_only_with_the_layout_that_its_model_has(
+    prepared: bool, offers: float
+) -> None:
+    """Where a vote was cut short, ranks may go on from the layout that was prepared: no model has its boxes yet."""
+    live, world = LiveState(weights={}), World()
+    live.current, live.prepared = (cut_of(4), cut_of(5)) if prepared else (cut_of(5), None)
+    fails(change(live, world, cut_at(NEW)))
+    assert dict(zip(NAMES, world.claimed, strict=True))["weights"] == offers
+
+
+@pytest.mark.parametrize("step", [7, 8])
+def test_a_rank_uses_no_weights_of_another_step_than_the_source(step: int) -> None:
+    """The source names it as no holder: rank 0 has the copy of its shard."""
+    live = LiveState(cut_of(5, step), weights={Box("w", (0,), (6,)): torch.ones(6)})
+    found = change(live, World(), cut_at(NEW), (OWNERS[0], OWNERS[2], Holder(ME, 0, copy=True)))
+    fails(found)
+    assert bool(found.weights) is (step == 8)

@@ -51,6 +51,11 @@ def test_rounds_are_full_before_the_next_one_begins_and_ranks_without_a_peer_in_
     assert [len(each) for each in rounds([move(0, 2), move(1, 2)], {"a": 2}, 40)] == [1, 1]
     assert [len(each) for each in rounds([move(0, 1, (0, 2)), move(0, 1, (2, 4))], {"a": 2}, 40)] == [2]
     assert [len(each) for each in rounds([move(0, 1), move(1, 0)], {"a": 2}, 40)] == [2]
+    # Rank 1 has more to take, or to give, than one round holds: what shares the second round counts there alone.
+    late = rounds([move(2, 1, (0, 5)), move(0, 3, (0, 3)), move(0, 1, (0, 3))], {"a": 2}, 40)
+    assert [[m.elements for m in each] for each in late] == [[20, 15], [5, 15]]
+    late = rounds([move(1, 2, (0, 5)), move(3, 0, (0, 3)), move(1, 0, (0, 3))], {"a": 2}, 40)
+    assert [[m.elements for m in each] for each in late] == [[20, 15], [5, 15]]
     wide = rounds([move(0, 1, (0, 2), (0, 100)), move(0, 1)], {"a": 2}, 40)  # a row is never cut
     assert [[m.elements for m in each] for each in wide] == [[100], [100], [20]]
 
@@ -85,6 +90,14 @@ def test_what_a_rank_holds_of_what_it_needs_is_copied_and_nothing_else_changes()
     first, second = need[Box("a", (2, 1), (4, 4))]
     assert torch.equal(first[:2, :3], torch.arange(16.0).view(4, 4)[2:, 1:]) and first[2:].count_nonzero() == 0
     assert first[:, 3].count_nonzero() == 0 and second.sum() == 6
+
+
+def test_what_stays_in_its_memory_is_not_copied() -> None:
+    """Most of a state stays: training would wait for a copy of it onto itself."""
+    box = full_box("a", (4, 4))
+    tensors = [torch.ones(4, 4), torch.ones(4, 4)]
+    copy_inside({box: tensors}, {box: tensors})
+    assert [tensor._version for tensor in tensors] == [0, 0]
 
 
 class Post:

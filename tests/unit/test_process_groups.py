@@ -59,3 +59,14 @@ def test_an_aborted_rank_sends_nothing_to_the_vote(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RuntimeError, match="the world was aborted"):
         world.scalars([3.0])
     assert nccl.sums == []
+
+
+def test_a_vote_that_an_abort_has_cut_short_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gather ends as if it were done: ranks would agree on whatever was in its buffer."""
+    aborted: list[bool] = []
+    nccl, join = joined(monkeypatch, 2, alone=True)
+    world = join(0, is_aborted=lambda: bool(aborted))
+    monkeypatch.setattr(nccl, "all_gather_into_tensor", lambda *_, **__: aborted.append(True))
+    with pytest.raises(RuntimeError, match="the world was aborted"):
+        world.scalars([3.0])
+    assert aborted == [True]

@@ -135,6 +135,7 @@ class Informer:
     async def _list_in(self, how: dict[str, Any]) -> None:
         listed: set[Name] = set()
         page = await self._page("", how)
+        self._compare(int(page.metadata.resource_version))
         while True:
             for item in page.items or ():
                 entry = self.read(item)
@@ -147,6 +148,12 @@ class Informer:
         self._last_error, self._refused, self._absent = "", False, False
         self._synced.set()
         self._answered.set()
+
+    def _compare(self, version: int) -> None:
+        """A current LIST is never older than the watch before it, unless a backup of the server was restored."""
+        if version < self.cache.version:
+            log.warning("%s: the server went back from version %d to %d", self._path, self.cache.version, version)
+            self.cache.restart()
 
     async def _page(self, after: str, how: dict[str, Any]) -> _Page:
         more: dict[str, Any] = {"continue": after} if after else {}

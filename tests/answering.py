@@ -15,7 +15,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def answering(answer: Answer) -> AsyncIterator[Connection]:
+async def answering(answer: Answer, may_write: Callable[[], bool] = lambda: True) -> AsyncIterator[Connection]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -23,7 +23,7 @@ async def answering(answer: Answer) -> AsyncIterator[Connection]:
     listening = await listen(runner, "127.0.0.1", 0)
     host, port = listening.getsockname()
     try:
-        async with Connection(Access(f"http://{host}:{port}")) as connection:
+        async with Connection(Access(f"http://{host}:{port}"), may_write=may_write) as connection:
             yield connection
     finally:
         await close(runner, [listening])

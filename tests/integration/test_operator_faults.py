@@ -93,6 +93,34 @@ async def test_a_server_that_goes_on_failing_is_retryable_and_quoted() -> None:
             await connection.call("GET", "/x", deadline=2.0)
 
 
+async def test_an_operator_that_may_have_lost_its_lease_reads_and_sends_no_write() -> None:
+    sent, leads = list[str](), True
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal leads
+        leads = False  # also between two attempts of one request
+        sent.append(request.method)
+        return web.json_response({}, status=200 if request.method == "GET" else 503)
+
+    async with answering(answer, lambda: leads) as connection:
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            with pytest.raises(Retryable, match=f"{method} /x was not sent: the Lease is lost"):
+                await connection.call(method, "/x")
+        assert await connection.call("GET", "/x") == {}
+    assert sent == ["POST", "GET"]
+
+
+async def test_an_answer_that_is_no_json_is_that_of_no_server_and_quoted() -> None:
+    """A proxy on the way may show a page of its own, with code 200."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="<html>please log in</html>")
+
+    async with answering(answer) as connection:
+        with pytest.raises(Retryable, match=r"GET /x: the answer is no JSON: .*please log in"):
+            await connection.call("GET", "/x")
+
+
 @pytest.mark.parametrize(("status", "busy"), [(429, True), (500, True), (503, True), (401, False), (408, False)])
 async def test_an_answer_of_a_busy_server_differs_from_none(status: int, busy: bool) -> None:
     async def answer(_: web.Request) -> web.StreamResponse:

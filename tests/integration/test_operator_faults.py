@@ -90,7 +90,8 @@ async def test_a_server_that_goes_on_failing_is_retryable_and_quoted() -> None:
 
     async with answering(answer) as connection:
         with pytest.raises(Retryable, match=r"GET /x did not succeed within 2 s.*etcd has no leader"):
-            await connection.call("GET", "/x", deadline=2.0)
+            async with asyncio.timeout(8):  # the connection's own deadline is 10 s
+                await connection.call("GET", "/x", deadline=2.0)
 
 
 async def test_an_operator_that_may_have_lost_its_lease_reads_and_sends_no_write() -> None:

@@ -71,7 +71,7 @@ async def test_a_pod_with_a_jobs_labels_and_another_owner_is_neither_its_pod_nor
         assert [p.name for p in await cluster.orphans("n", "demo")] == ["own"]
 
 
-async def test_a_busy_server_is_asked_again_no_sooner_than_it_says() -> None:
+async def test_a_busy_server_is_asked_again_no_sooner_than_it_says_and_each_answer_is_counted() -> None:
     calls: list[float] = []
 
     async def answer(_: web.Request) -> web.StreamResponse:
@@ -79,9 +79,38 @@ async def test_a_busy_server_is_asked_again_no_sooner_than_it_says() -> None:
         busy = web.Response(status=429, headers={"Retry-After": "1"})
         return busy if len(calls) == 1 else web.json_response({"kind": "Ok"})
 
-    async with answering(answer) as connection:
+    counted: list[tuple[str, int]] = []
+    async with answering(answer, on_response=lambda *answered: counted.append(answered)) as connection:
         assert await connection.call("GET", "/x") == {"kind": "Ok"}
     assert calls[1] - calls[0] >= 1
+    assert counted == [("GET", 429), ("GET", 200)]
+
+
+async def test_each_attempt_shows_the_token_of_its_moment() -> None:
+    """A kubelet writes another one, and the server takes the former no more."""
+    shown, tokens = list[str](), iter(("Bearer old", "Bearer new", "Bearer newer"))
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        shown.append(request.headers["Authorization"])
+        return web.json_response({}, status=401 if shown[-1] == "Bearer old" else 200)
+
+    async with answering(answer, lambda: next(tokens)) as connection:
+        assert await connection.call("GET", "/x") == {}
+        assert [line async for line in connection.lines("/x", 1.0)] == []
+    assert shown == ["Bearer old", "Bearer new", "Bearer newer"]
+
+
+@pytest.mark.parametrize(("torn", "lines"), [(False, [b"a", b"bc"]), (True, [b"a", b"bc", b"half"])])
+async def test_a_line_without_an_end_is_no_message_of_a_watch(torn: bool, lines: list[bytes]) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for part in (b"a\nb", b"c\nhalf"):
+            await response.write(part)
+        return response
+
+    async with answering(answer) as connection:
+        assert [line async for line in connection.lines("/x", 1.0, torn)] == lines
 
 
 async def test_a_server_that_goes_on_failing_is_retryable_and_quoted() -> None:
@@ -103,7 +132,7 @@ async def test_an_operator_that_may_have_lost_its_lease_reads_and_sends_no_write
         sent.append(request.method)
         return web.json_response({}, status=200 if request.method == "GET" else 503)
 
-    async with answering(answer, lambda: leads) as connection:
+    async with answering(answer, may_write=lambda: leads) as connection:
         for method in ("POST", "PUT", "PATCH", "DELETE"):
             with pytest.raises(Retryable, match=f"{method} /x was not sent: the Lease is lost"):
                 await connection.call(method, "/x")

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from coxswain.errors import Refused, Retryable
-from coxswain_operator.cluster import Denied
+from coxswain_operator.cluster import Conflict, Denied
 from coxswain_operator.kubernetes.connection import Busy, Connection, Expired, NotFound
 from coxswain_operator.kubernetes.informer import LONGEST_PAUSE, WATCH_SECONDS, Informer
 from coxswain_operator.kubernetes.resources import BY_KIND
@@ -187,6 +187,28 @@ async def test_pauses_grow_to_half_a_minute_for_hours_until_a_watch_has_a_messag
         await asyncio.sleep(60)
         last = [at for at, _ in server.listed][len(times) :]
         assert last[1] - last[0] <= 1.0
+
+
+STRANGE = [
+    b'{"metadata": {"resourceVersion": "newest"}, "items": []}',
+    b'{"metadata": {"resourceVersion": "7"}, "items": [{}]}',
+    b'{"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "a", "resourceVersion": "x"}}]}',
+    b'{"metadata": {}, "items": []}',
+    Conflict("409 from a proxy"),
+]
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+async def test_an_answer_of_another_shape_is_named_and_ends_no_informer(strange: Any) -> None:
+    """A cache that nothing follows any more would stay as it is, without a word, until the operator is restarted."""
+    async with informing(Server([strange, page(7, config_map("a", 3))])) as informer:
+        with pytest.raises(Retryable, match=r"could not be listed within 0\.01 s: .+"):
+            await informer.ready(0.01)
+        await informer.ready(60)
+        assert held(informer) == {"a": 3}
+    async with informing(Server([page(7), strange, page(9, config_map("b", 8))], [error(410)])) as informer:
+        await asyncio.sleep(60)
+        assert held(informer) == {"b": 8}
 
 
 @pytest.mark.parametrize("ahead", [bookmark(90), event("ADDED", "lost", 90)])

@@ -207,7 +207,7 @@ def _status(body: bytes) -> tuple[str, str]:
 
 def _pause(response: aiohttp.ClientResponse) -> float:
     asked = response.headers.get("Retry-After", "")
-    return min(float(asked), _LONGEST_PAUSE) if asked.isdigit() else 0.0
+    return min(float(asked), _LONGEST_PAUSE) if asked.isdecimal() else 0.0
 
 
 def _policy(limit: float) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from aiohttp import web
 from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_JOB_UID, LABEL_ROLE
 from coxswain_operator.children.common import CONTENT
-from coxswain_operator.cluster import Denied
+from coxswain_operator.cluster import AlreadyExists, Conflict, Denied
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
-from coxswain_operator.kubernetes.connection import Busy
+from coxswain_operator.kubernetes.connection import Busy, Expired, NotFound
 from coxswain_operator.leader import Timing
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import RequeueDelay, WorkQueue
@@ -100,14 +100,15 @@ async def test_each_attempt_shows_the_token_of_its_moment() -> None:
     assert shown == ["Bearer old", "Bearer new", "Bearer newer"]
 
 
-@pytest.mark.parametrize(("torn", "lines"), [(False, [b"a", b"bc"]), (True, [b"a", b"bc", b"half"])])
-async def test_a_line_without_an_end_is_no_message_of_a_watch(torn: bool, lines: list[bytes]) -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for part in (b"a\nb", b"c\nhalf"):
-            await response.write(part)
-        return response
+LONG = b"x" * 2**20  # more than arrives at once
+
+
+@pytest.mark.parametrize(("torn", "lines"), [(False, [b"a", LONG]), (True, [b"a", LONG, b"half"])])
+async def test_a_line_of_any_length_is_a_message_of_a_watch_and_one_without_an_end_is_none(
+    torn: bool, lines: list[bytes]
+) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"a\n" + LONG + b"\nhalf")
 
     async with answering(answer) as connection:
         assert [line async for line in connection.lines("/x", 1.0, torn)] == lines
@@ -177,6 +178,28 @@ async def test_a_server_that_does_not_answer_within_the_deadline_is_not_asked_ag
             await connection.call("GET", "/x", deadline=0.5)
         over.set()
     assert len(calls) < 2
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "error"),
+    [
+        (404, "NotFound", NotFound),
+        (409, "AlreadyExists", AlreadyExists),
+        (409, "Conflict", Conflict),
+        (410, "Expired", Expired),
+    ],
+)
+async def test_what_stands_in_the_way_of_a_request_is_known_by_code_and_reason(
+    status: int, reason: str, error: type[Exception]
+) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"kind": "Status", "reason": reason, "message": "in its words"}, status=status)
+
+    async with answering(answer) as connection:
+        with pytest.raises(error, match="GET /x: in its words"):
+            await connection.call("GET", "/x")
+        with pytest.raises(error, match="GET /x: in its words"):
+            await anext(connection.lines("/x", 1.0))
 
 
 WEBHOOK = 'admission webhook "policy.example" denied the request: no'

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from coxswain.errors import Refused
 from coxswain.names import API_VERSION, LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_JOB_UID, LABEL_ROLE
+from coxswain_operator.children.scheduling import RETRIABLE
 from coxswain_operator.cluster import Conflict, Denied, WatchEvent
 from coxswain_operator.kubernetes import KubernetesCluster
 from coxswain_operator.kubernetes.connection import APPLY, MERGE, NotFound
@@ -39,7 +41,8 @@ class Server:
     def __init__(self, *answers: Manifest | Exception, **items: list[Manifest] | Exception) -> None:
         self.answers, self.items = [*answers], items
         self.sent: list[tuple[str, str, Any, str]] = []
-        self.watched: dict[str, float] = {}  # the silence that each watch bears
+        self.watched: list[tuple[str, float]] = []  # and the silence that each watch bears
+        self.served: list[list[str]] = []  # kinds by their plural names, at one look after the other
 
     async def send(self, method: str, path: str, body: Any = None, content_type: str = "", **_: Any) -> bytes:
         if method == "GET":
@@ -53,8 +56,12 @@ class Server:
             raise answer
         return json.dumps(answer).encode()
 
+    async def call(self, method: str, path: str) -> Manifest:
+        assert (method, path) == ("GET", f"/apis/{API_VERSION}")
+        return {"resources": [{"name": name} for name in self.served.pop(0)]}
+
     async def lines(self, path: str, silence: float, **_: str) -> AsyncIterator[bytes]:
-        self.watched[path] = silence
+        self.watched.append((path, silence))
         await asyncio.Event().wait()
         yield b""
 
@@ -85,6 +92,13 @@ async def test_a_deletion_names_the_uid_and_waits_for_no_kubelet_that_is_gone(
         await cluster.delete("Pod", "lab", "p", uid, force)
     plain = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
     assert [(method, path, body) for method, path, body, _ in server.sent] == [("DELETE", POD, plain | more)]
+
+
+async def test_a_pod_of_another_namespace_that_names_the_job_as_its_owner_is_none_of_its_pods() -> None:
+    """The API server checks no owner: any tenant may write another one's uid."""
+    async with over(Server(pods=[pod("own"), pod("forged", 6, "elsewhere")])) as cluster:
+        assert await names(cluster) == ["own"]
+        assert [view.name for view in await cluster.orphans("lab", "demo")] == ["own"]
 
 
 @pytest.mark.parametrize("answer", [{"kind": "Status"}, NotFound("no such pod")])
@@ -184,7 +198,7 @@ async def test_the_silence_is_that_of_the_quietest_stream_and_each_stream_bears_
         await cluster.nodes()
         await asyncio.sleep(5)
         assert cluster.silence(clock()) == pytest.approx(35, abs=0.1)
-    assert set(server.watched.values()) == {55.0}
+    assert [silence for _, silence in server.watched] == [55.0, 55.0]
 
 
 async def test_an_operator_of_some_namespaces_follows_each_by_itself_and_what_has_no_namespace_once() -> None:
@@ -198,4 +212,25 @@ async def test_an_operator_of_some_namespaces_follows_each_by_itself_and_what_ha
         [f"/api/v1/namespaces/{n}/pods" for n in ("lab", "team")],
         f"/apis/{API_VERSION}/nodequarantines",
     )
-    assert sorted(server.watched) == sorted([*pods, quarantines])
+    assert sorted(path for path, _ in server.watched) == sorted([*pods, quarantines])
+
+
+async def test_kinds_that_are_installed_one_after_the_other_are_awaited() -> None:
+    clock, server = asyncio.get_running_loop().time, Server()
+    server.served = [[], ["trainingjobs"], ["trainingjobs", "datasources", "datamixes"]]
+    async with over(server) as cluster:
+        began = clock()
+        await cluster.served(["trainingjobs", "datasources"], pause=3.0)
+    assert (clock() - began, server.served) == (6.0, [])
+
+
+async def test_a_pod_leaves_the_queue_by_its_uid_and_another_one_that_has_its_name_stays_there() -> None:
+    other = Refused("Invalid", "metadata.uid: Invalid value: field is immutable")
+    server = Server(pod(version=8), other, NotFound("no such pod"), Refused("Invalid", "annotations: too long"))
+    async with over(server) as cluster:
+        for _ in range(3):
+            await cluster.leave_queue("lab", "group", "p", "uid-p")
+        with pytest.raises(Refused, match="too long"):
+            await cluster.leave_queue("lab", "group", "p", "uid-p")
+    mark = {"metadata": {"uid": "uid-p", "annotations": {RETRIABLE: "false"}}}
+    assert server.sent == [("PATCH", POD, mark, MERGE)] * 4

@@ -135,7 +135,9 @@ async def test_a_count_is_written_once_and_an_event_that_is_old_is_forgotten() -
     assert [method for method, *_ in server.sent] == ["POST", "PATCH"]
 
 
-@pytest.mark.parametrize("error", [AlreadyExists("x"), Conflict("x"), Denied("Forbidden", "no"), Retryable("503")])
+@pytest.mark.parametrize(
+    "error", [AlreadyExists("x"), Conflict("x"), Denied("Forbidden", "no"), Retryable("503"), ValueError("unexpected")]
+)
 async def test_an_event_that_the_server_does_not_take_keeps_no_other_from_being_written(error: Exception) -> None:
     server = Server(error)
     await published(server, Event("NodeLost", "lost"), Event("Completed", "done"))

@@ -302,3 +302,11 @@ async def test_what_was_written_while_a_list_was_under_way_stays() -> None:
     server.while_listing = lambda: cast("None", informer.cache.apply_write(written))
     async with informing(server, informer):
         assert held(informer) == {"mine": 9}
+
+
+async def test_a_list_that_is_as_new_as_the_watch_before_it_leaves_what_was_written_since() -> None:
+    server = Server([page(8, config_map("mine", 5))], [Retryable("reset")])
+    async with informing(server) as informer:
+        informer.cache.apply_write(informer.read(json.dumps(config_map("mine", 9)).encode()))
+        await asyncio.sleep(2.0)
+        assert (len(server.listed), held(informer)) == (2, {"mine": 9})

@@ -12,8 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from coxswain.errors import CoxswainError
-from coxswain_operator.cluster import AlreadyExists, Conflict
+from coxswain_operator.cluster import AlreadyExists
 from coxswain_operator.kubernetes.connection import JSON, MERGE, Connection, NotFound
 from coxswain_operator.kubernetes.event_aggregator import EventAggregator, EventSeries
 from coxswain_operator.kubernetes.resources import EVENTS, FIELD_MANAGER
@@ -69,8 +68,8 @@ class Events:
             method, series, body = await self._waiting.get()
             try:
                 await self._send(method, series.path, body)
-            except (CoxswainError, AlreadyExists, Conflict) as error:
-                log.warning("an Event could not be published: %s", error)
+            except Exception as error:  # also one that is not expected: the next Events need this task
+                log.warning("an Event could not be published: %s: %s", type(error).__name__, error)
                 if isinstance(error, NotFound) or (method == "POST" and not isinstance(error, AlreadyExists)):
                     self._book.drop(series)  # else its count would go up in an Event that is not there
             finally:

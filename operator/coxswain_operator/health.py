@@ -18,7 +18,9 @@ from coxswain_link.metrics import MetricsRegistry
 LONGEST_SILENCE = 180.0  # seconds: streams are reopened after 70
 LONGEST_STALL = 300.0  # seconds: one pass may take long, all of them may not. A long wait alone is load, no fault
 LAG_NAP = 1.0  # seconds between two measurements of the loop
-LONGEST_UNRENEWED = 60.0  # seconds: a leader that cannot renew its Lease should have ended long before
+LONGEST_UNRENEWED = (
+    60.0  # seconds: a leader that cannot renew its Lease should have ended long before, unless its times are longer
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class HealthStatus:
     unrenewed: float = 0.0  # since a leader's Lease was last renewed; 0 for a standby
     jobs: int = 0
     lag: float = 0.0  # of the event loop, recently
+    renew: float = 0.0  # for which a leader goes on without a renewal
 
     @property
     def problem(self) -> str:
@@ -39,8 +42,9 @@ class HealthStatus:
             return f"a watch has been silent for {self.silence:.0f} s; at most {LONGEST_SILENCE:.0f} are normal"
         if self.stalled > LONGEST_STALL:
             return f"jobs wait, and no pass has ended for {self.stalled:.0f} s; at most {LONGEST_STALL:.0f} are normal"
-        if self.unrenewed > LONGEST_UNRENEWED:
-            return f"the Lease was last renewed {self.unrenewed:.0f} s ago; at most {LONGEST_UNRENEWED:.0f} are normal"
+        longest = max(LONGEST_UNRENEWED, 2 * self.renew)
+        if self.unrenewed > longest:
+            return f"the Lease was last renewed {self.unrenewed:.0f} s ago; at most {longest:.0f} are normal"
         return ""
 
     @property

@@ -102,4 +102,5 @@ class HttpJobControl:
             return token
         secret = await self._cluster.get("Secret", job["metadata"]["namespace"], name)
         data = (secret or {}).get("data") or {}
-        return base64.b64decode(data.get("token", "")).decode()
+        token = base64.b64decode(data.get("token", "")).decode(errors="replace")
+        return token if token.isascii() else ""  # no header takes it, so no coordinator can have it

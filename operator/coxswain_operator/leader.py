@@ -50,6 +50,7 @@ class Leader:
         self._identity, self._timing = identity, timing or Timing()
         self._seen: tuple[str, float] = ("", 0.0)  # the Lease's version, and when it was first seen
         self._written: Manifest | None = None  # the Lease as the last own write left it
+        self._lost = False
         self.renewed = 0.0  # when the last successful renewal was sent; 0: not the leader
 
     async def acquire(self) -> None:
@@ -61,26 +62,35 @@ class Leader:
     async def hold(self) -> None:
         """Renews; returns when the Lease is lost, at most `renew` seconds after the last good renewal."""
         try:
-            while True:
-                left = self.renewed + self._timing.renew - _clock()
-                try:
-                    async with asyncio.timeout(left):
-                        ours = await self._attempt()
-                except TimeoutError:
-                    log.error("the Lease could not be renewed for %g s", self._timing.renew)
-                    return
-                if not ours:
-                    log.error("the Lease has another holder")
-                    return
-                await asyncio.sleep(self._timing.retry)
+            await self._renew()
+            self._lost = True
         finally:
             self.renewed = 0.0
 
+    async def _renew(self) -> None:
+        while True:
+            left = self.renewed + self._timing.renew - _clock()
+            try:
+                async with asyncio.timeout(left):
+                    ours = await self._attempt()
+            except TimeoutError:
+                log.error("the Lease could not be renewed for %g s", self._timing.renew)
+                return
+            if not ours:
+                log.error("the Lease has another holder")
+                return
+            await asyncio.sleep(self._timing.retry)
+
+    def may_write(self) -> bool:
+        """False once the Lease is lost or its last renewal is too old, also before `hold` has noticed: a process may be stopped
+        for a while."""
+        return not self._lost and (not self.renewed or _clock() < self.renewed + self._timing.renew)
+
     async def release(self) -> None:
         """Lets another candidate take over at once. The caller has stopped acting."""
-        lease = await self._get()
-        if lease is not None and _holder(lease) == self._identity:
-            await self._put({**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
+        while (lease := await self._get()) is not None and _holder(lease) == self._identity:
+            if await self._put({**lease, "spec": {**lease["spec"], "holderIdentity": ""}}):
+                return  # else a renewal that was cancelled has reached the server meanwhile
 
     async def _attempt(self) -> bool:
         """Whether this candidate holds the Lease now. Repeats after an error; `hold` limits the time.
@@ -94,7 +104,7 @@ class Leader:
                     self.renewed = started
                     return True
                 return False
-            except (Retryable, Refused) as error:
+            except (Retryable, Refused, NotFound) as error:  # the last: the namespace is gone
                 log.warning("Lease %s/%s: %s", self._namespace, self._name, error)
                 await asyncio.sleep(self._timing.retry)
 

@@ -130,18 +130,15 @@ async def run(options: Options) -> None:
     access, registry = find_access(options.kubeconfig), metrics.build("operator")
     async with AsyncExitStack() as stack:
         requests = registry["coxswain_api_requests_total"]
-        connection = await stack.enter_async_context(
-            Connection(
-                access, 10.0, options.settings.at_once, lambda method, status: requests.labels(method, status).inc()
-            )
-        )
+        # A connection of its own: a renewal must not queue behind requests for a thousand pods.
+        leader = _leader(options, await stack.enter_async_context(Connection(access)))
+        count, at_once = (lambda method, status: requests.labels(method, status).inc()), options.settings.at_once
+        connection = await stack.enter_async_context(Connection(access, 10.0, at_once, count, leader.may_write))
         backend = await find_gang_backend(connection, options.gang_scheduling)
         settings = replace(options.settings, gang_backend=backend)
         cluster = await stack.enter_async_context(
             KubernetesCluster(connection, bool(options.namespaces), gang_backend=backend)
         )
-        # A connection of its own: a renewal must not queue behind requests for a thousand pods.
-        leader = _leader(options, await stack.enter_async_context(Connection(access)))
         keys = TokenKeys()
         control = ReportPoller(HttpJobControl(cluster, keys=keys), lambda key: queue.add(key))
         stack.push_async_callback(control.close)
@@ -152,7 +149,8 @@ async def run(options: Options) -> None:
         def health_status(now: float) -> HealthStatus:
             unrenewed = now - leader.renewed if leader.renewed else 0.0
             waiting, stalled = queue.oldest(now), queue.stalled(now)
-            return HealthStatus(cluster.silence(now), waiting, stalled, unrenewed, len(queue.keys), lag.seconds)
+            silence, renew = cluster.silence(now), options.timing.renew
+            return HealthStatus(silence, waiting, stalled, unrenewed, len(queue.keys), lag.seconds, renew)
 
         health = await serve_health(options.host, options.port, health_status, registry)
         stack.push_async_callback(health.cleanup)
@@ -180,7 +178,7 @@ async def _lead(leader: Leader, queue: WorkQueue, work: Coroutine[None, None, No
         holding, working = asyncio.create_task(leader.hold()), asyncio.create_task(work)
         await asyncio.wait({holding, working}, return_when=asyncio.FIRST_COMPLETED)
         if holding.done():
-            log.critical("no longer the leader: exiting")
+            log.critical("no longer the leader: exiting", exc_info=holding.exception())
             logging.shutdown()
             os._exit(Exit.RETRYABLE)
         holding.cancel()

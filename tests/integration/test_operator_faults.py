@@ -14,9 +14,9 @@ from aiohttp import web
 from coxswain.errors import Refused, Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_JOB_UID, LABEL_ROLE
 from coxswain_operator.children.common import CONTENT
-from coxswain_operator.cluster import Denied
+from coxswain_operator.cluster import AlreadyExists, Conflict, Denied
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
-from coxswain_operator.kubernetes.connection import Busy
+from coxswain_operator.kubernetes.connection import Busy, Expired, NotFound
 from coxswain_operator.leader import Timing
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import RequeueDelay, WorkQueue
@@ -71,7 +71,7 @@ async def test_a_pod_with_a_jobs_labels_and_another_owner_is_neither_its_pod_nor
         assert [p.name for p in await cluster.orphans("n", "demo")] == ["own"]
 
 
-async def test_a_busy_server_is_asked_again_no_sooner_than_it_says() -> None:
+async def test_a_busy_server_is_asked_again_no_sooner_than_it_says_and_each_answer_is_counted() -> None:
     calls: list[float] = []
 
     async def answer(_: web.Request) -> web.StreamResponse:
@@ -79,9 +79,39 @@ async def test_a_busy_server_is_asked_again_no_sooner_than_it_says() -> None:
         busy = web.Response(status=429, headers={"Retry-After": "1"})
         return busy if len(calls) == 1 else web.json_response({"kind": "Ok"})
 
-    async with answering(answer) as connection:
+    counted: list[tuple[str, int]] = []
+    async with answering(answer, on_response=lambda *answered: counted.append(answered)) as connection:
         assert await connection.call("GET", "/x") == {"kind": "Ok"}
     assert calls[1] - calls[0] >= 1
+    assert counted == [("GET", 429), ("GET", 200)]
+
+
+async def test_each_attempt_shows_the_token_of_its_moment() -> None:
+    """A kubelet writes another one, and the server takes the former no more."""
+    shown, tokens = list[str](), iter(("Bearer old", "Bearer new", "Bearer newer"))
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        shown.append(request.headers["Authorization"])
+        return web.json_response({}, status=401 if shown[-1] == "Bearer old" else 200)
+
+    async with answering(answer, lambda: next(tokens)) as connection:
+        assert await connection.call("GET", "/x") == {}
+        assert [line async for line in connection.lines("/x", 1.0)] == []
+    assert shown == ["Bearer old", "Bearer new", "Bearer newer"]
+
+
+LONG = b"x" * 2**20  # more than arrives at once
+
+
+@pytest.mark.parametrize(("torn", "lines"), [(False, [b"a", LONG]), (True, [b"a", LONG, b"half"])])
+async def test_a_line_of_any_length_is_a_message_of_a_watch_and_one_without_an_end_is_none(
+    torn: bool, lines: list[bytes]
+) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"a\n" + LONG + b"\nhalf")
+
+    async with answering(answer) as connection:
+        assert [line async for line in connection.lines("/x", 1.0, torn)] == lines
 
 
 async def test_a_server_that_goes_on_failing_is_retryable_and_quoted() -> None:
@@ -90,7 +120,36 @@ async def test_a_server_that_goes_on_failing_is_retryable_and_quoted() -> None:
 
     async with answering(answer) as connection:
         with pytest.raises(Retryable, match=r"GET /x did not succeed within 2 s.*etcd has no leader"):
-            await connection.call("GET", "/x", deadline=2.0)
+            async with asyncio.timeout(8):  # the connection's own deadline is 10 s
+                await connection.call("GET", "/x", deadline=2.0)
+
+
+async def test_an_operator_that_may_have_lost_its_lease_reads_and_sends_no_write() -> None:
+    sent, leads = list[str](), True
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal leads
+        leads = False  # also between two attempts of one request
+        sent.append(request.method)
+        return web.json_response({}, status=200 if request.method == "GET" else 503)
+
+    async with answering(answer, may_write=lambda: leads) as connection:
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            with pytest.raises(Retryable, match=f"{method} /x was not sent: the Lease is lost"):
+                await connection.call(method, "/x")
+        assert await connection.call("GET", "/x") == {}
+    assert sent == ["POST", "GET"]
+
+
+async def test_an_answer_that_is_no_json_is_that_of_no_server_and_quoted() -> None:
+    """A proxy on the way may show a page of its own, with code 200."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="<html>please log in</html>")
+
+    async with answering(answer) as connection:
+        with pytest.raises(Retryable, match=r"GET /x: the answer is no JSON: .*please log in"):
+            await connection.call("GET", "/x")
 
 
 @pytest.mark.parametrize(("status", "busy"), [(429, True), (500, True), (503, True), (401, False), (408, False)])
@@ -119,6 +178,28 @@ async def test_a_server_that_does_not_answer_within_the_deadline_is_not_asked_ag
             await connection.call("GET", "/x", deadline=0.5)
         over.set()
     assert len(calls) < 2
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "error"),
+    [
+        (404, "NotFound", NotFound),
+        (409, "AlreadyExists", AlreadyExists),
+        (409, "Conflict", Conflict),
+        (410, "Expired", Expired),
+    ],
+)
+async def test_what_stands_in_the_way_of_a_request_is_known_by_code_and_reason(
+    status: int, reason: str, error: type[Exception]
+) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"kind": "Status", "reason": reason, "message": "in its words"}, status=status)
+
+    async with answering(answer) as connection:
+        with pytest.raises(error, match="GET /x: in its words"):
+            await connection.call("GET", "/x")
+        with pytest.raises(error, match="GET /x: in its words"):
+            await anext(connection.lines("/x", 1.0))
 
 
 WEBHOOK = 'admission webhook "policy.example" denied the request: no'

@@ -48,7 +48,9 @@ def test_an_applied_job_gets_its_pods_and_the_process_says_that_it_is_well(api: 
     operator.wait_until(lambda: len(kubelet.names()) == 4)
     address = processes.health_address(operator)
     assert httpx.get(f"http://{address}/healthz").status_code == 200
-    assert 'coxswain_reconcile_total{result="ok"}' in httpx.get(f"http://{address}/metrics").text
+    metrics = httpx.get(f"http://{address}/metrics").text
+    assert 'coxswain_reconcile_total{result="ok"}' in metrics
+    assert 'coxswain_api_requests_total{method="POST",status="201"}' in metrics
     operator.process.send_signal(signal.SIGTERM)
     assert operator.process.wait(60) == 0
     assert holder(api, namespace) == ""

@@ -114,6 +114,19 @@ def test_the_latest_deleted_uids_are_remembered_and_the_oldest_is_forgotten() ->
     assert not cache.put(entry(9, uid="c")) and not cache.put(entry(9, uid="b")) and cache.put(entry(9, uid="a"))
 
 
+def test_after_a_restart_of_versions_every_state_is_newer_and_a_list_removes_what_it_lacks() -> None:
+    cache = filled(entry(90), entry(91, name=("lab", "lost")), entry(92, name=("lab", "deleted"), uid="d"))
+    cache.apply_delete(("lab", "deleted"), "d")
+    cache.reach(95)
+    cache.restart()
+    assert [e.version for e in (*cache.select(""), *cache.of_owner("job"))] == [0] * 4  # until the list is complete
+    assert cache.version == 0
+    assert cache.put(entry(7, "restored")) and cache.put(entry(8, name=("lab", "deleted"), uid="d"))
+    cache.replace({NAME, ("lab", "deleted")}, 9)
+    assert sorted(e.version for e in cache.of_owner("job")) == sorted(e.version for e in cache.select("")) == [7, 8]
+    assert cache.version == 9
+
+
 def test_the_version_never_goes_back() -> None:
     cache = Cache[str]()
     cache.reach(9)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from coxswain.errors import Retryable
 from coxswain_operator.cluster import AlreadyExists, Conflict, Denied
-from coxswain_operator.kubernetes.connection import JSON, MERGE
+from coxswain_operator.kubernetes.connection import JSON, MERGE, NotFound
 from coxswain_operator.kubernetes.event_aggregator import WINDOW_SECONDS, EventAggregator
-from coxswain_operator.kubernetes.events import COUNT_SECONDS, Events
+from coxswain_operator.kubernetes.events import ATTEMPT_SECONDS, COUNT_SECONDS, Events
 from coxswain_operator.views import Event, Manifest
 from tests.unit.fake_cluster import training_job
 
@@ -60,15 +61,15 @@ def test_what_is_older_than_ten_minutes_is_forgotten_once_its_count_is_published
 
 
 class Server:
-    """Keeps what it is sent. `errors`: what it answers first, one for each request."""
+    """Keeps what it is sent. `errors`: what it answers first, one for each request; None: no error."""
 
-    def __init__(self, *errors: Exception) -> None:
+    def __init__(self, *errors: Exception | None) -> None:
         self.errors, self.sent = list(errors), list[tuple[str, str, Manifest, str]]()
 
     async def send(self, method: str, path: str, body: Manifest, content_type: str, deadline: float) -> bytes:
         self.sent.append((method, path, body, content_type))
-        if self.errors:
-            raise self.errors.pop(0)
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
         return b""
 
     @property
@@ -134,11 +135,56 @@ async def test_a_count_is_written_once_and_an_event_that_is_old_is_forgotten() -
     assert [method for method, *_ in server.sent] == ["POST", "PATCH"]
 
 
-@pytest.mark.parametrize("error", [AlreadyExists("x"), Conflict("x"), Denied("Forbidden", "no"), Retryable("503")])
+@pytest.mark.parametrize(
+    "error", [AlreadyExists("x"), Conflict("x"), Denied("Forbidden", "no"), Retryable("503"), ValueError("unexpected")]
+)
 async def test_an_event_that_the_server_does_not_take_keeps_no_other_from_being_written(error: Exception) -> None:
     server = Server(error)
     await published(server, Event("NodeLost", "lost"), Event("Completed", "done"))
     assert [body["note"] for body in server.bodies] == ["lost", "done"]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ([Retryable("503"), None], ["POST", "POST"]),
+        ([Denied("Forbidden", "no right yet"), None], ["POST", "POST"]),
+        ([AlreadyExists("its own lost answer"), None], ["POST", "PATCH"]),
+        ([None, NotFound("deleted by hand"), None], ["POST", "PATCH", "POST"]),
+        ([None, Retryable("503"), None], ["POST", "PATCH", "PATCH"]),
+    ],
+    ids=["not made", "not permitted", "made", "deleted", "not counted"],
+)
+async def test_what_is_said_again_is_a_new_event_where_the_server_does_not_have_the_first_one(
+    first: list[Exception | None], then: list[str]
+) -> None:
+    """Else an Event that one outage has lost stays lost for as long as its message comes again."""
+    server, rounds = Server(*first), asyncio.Queue[None]()
+    async with Events(server, pause=lambda seconds: rounds.get()) as events:  # type: ignore[arg-type]
+        for _ in first:
+            events.put(job(), Event("NodeLost", "n is gone"))
+            rounds.put_nowait(None)
+            await settled()
+    assert [method for method, *_ in server.sent] == then
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.looptime(start=1000)
+async def test_a_server_that_takes_no_event_holds_the_end_of_the_operator_up_for_five_seconds() -> None:
+    class Silent(Server):
+        async def send(self, *_: Any, **__: Any) -> bytes:
+            await asyncio.Event().wait()
+            return b""
+
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    async with asyncio.timeout(3600):
+        await published(Silent(), *[Event("NodeLost", f"{node} is gone") for node in "abc"])
+    assert clock() - began == ATTEMPT_SECONDS
 
 
 @pytest.mark.parametrize(("letters", "left"), [(511, 511), (512, 511), (9000, 511)])

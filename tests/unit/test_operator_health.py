@@ -54,6 +54,8 @@ async def test_a_nap_itself_is_no_lag() -> None:
         ({"silence": 180.5}, "a watch has been silent for 180 s; at most 180 are normal"),
         ({"stalled": 301}, "jobs wait, and no pass has ended for 301 s; at most 300 are normal"),
         ({"unrenewed": 61}, "the Lease was last renewed 61 s ago; at most 60 are normal"),
+        ({"unrenewed": 241, "renew": 120}, "the Lease was last renewed 241 s ago; at most 240 are normal"),
+        ({"unrenewed": 110, "renew": 120}, ""),  # --retry-seconds 100: nothing is wrong
         ({"silence": 180, "waiting": 9999, "stalled": 300, "unrenewed": 60, "lag": 9}, ""),
     ],
 )

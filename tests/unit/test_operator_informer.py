@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from coxswain.errors import Refused, Retryable
-from coxswain_operator.cluster import Denied
+from coxswain_operator.cluster import Conflict, Denied
 from coxswain_operator.kubernetes.connection import Busy, Connection, Expired, NotFound
-from coxswain_operator.kubernetes.informer import LONGEST_PAUSE, Informer
+from coxswain_operator.kubernetes.informer import LONGEST_PAUSE, WATCH_SECONDS, Informer
 from coxswain_operator.kubernetes.resources import BY_KIND
 
 pytestmark = pytest.mark.looptime(start=1000)
@@ -95,7 +95,9 @@ async def test_a_list_comes_in_pages_and_the_watch_begins_at_its_version() -> No
         assert held(informer) == {"a": 3, "b": 4}
     assert [params.get("continue") for _, params in server.listed] == [None, "next"]
     assert all("resourceVersion" not in params for _, params in server.listed)
-    assert server.watched[0]["resourceVersion"] == "7"
+    watched = server.watched[0]
+    assert (watched["resourceVersion"], watched["timeoutSeconds"]) == ("7", str(WATCH_SECONDS))
+    assert watched["allowWatchBookmarks"] == "true"  # else a quiet kind would be silent for longer than SILENCE_SECONDS
     everything = [*(params for _, params in server.listed), *server.watched]  # else the cluster's every object is held
     assert [p.get("labelSelector") for p in everything] == ["coxswain.dev/job-uid"] * 3
 
@@ -187,6 +189,41 @@ async def test_pauses_grow_to_half_a_minute_for_hours_until_a_watch_has_a_messag
         assert last[1] - last[0] <= 1.0
 
 
+STRANGE = [
+    b'{"metadata": {"resourceVersion": "newest"}, "items": []}',
+    b'{"metadata": {"resourceVersion": "7"}, "items": [{}]}',
+    b'{"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "a", "resourceVersion": "x"}}]}',
+    b'{"metadata": {}, "items": []}',
+    Conflict("409 from a proxy"),
+]
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+async def test_an_answer_of_another_shape_is_named_and_ends_no_informer(strange: Any) -> None:
+    """A cache that nothing follows any more would stay as it is, without a word, until the operator is restarted."""
+    async with informing(Server([strange, page(7, config_map("a", 3))])) as informer:
+        with pytest.raises(Retryable, match=r"could not be listed within 0\.01 s: .+"):
+            await informer.ready(0.01)
+        await informer.ready(60)
+        assert held(informer) == {"a": 3}
+    async with informing(Server([page(7), strange, page(9, config_map("b", 8))], [error(410)])) as informer:
+        await asyncio.sleep(60)
+        assert held(informer) == {"b": 8}
+
+
+@pytest.mark.parametrize("ahead", [bookmark(90), event("ADDED", "lost", 90)])
+async def test_a_server_whose_backup_was_restored_is_followed_from_where_it_is(ahead: bytes) -> None:
+    """Its versions are lower than before. The objects that the backup lacks are gone, and the others are as they were."""
+    restored = page(30, config_map("a", 20), config_map("b", 25))
+    server = Server(
+        [page(80, config_map("a", 70)), restored], [ahead, Retryable("reset")], [event("MODIFIED", "b", 31), None]
+    )
+    async with informing(server) as informer:
+        await asyncio.sleep(2.0)
+        assert held(informer) == {"a": 20, "b": 31}
+    assert [params["resourceVersion"] for params in server.watched] == ["80", "30"]
+
+
 async def test_an_informer_that_cannot_list_is_not_ready_and_names_the_reason() -> None:
     async with informing(Server([Retryable("503: etcd has no leader")])) as informer:
         with pytest.raises(Retryable, match=r"/api/v1/configmaps .* 5 s: 503: etcd has no leader"):
@@ -219,9 +256,24 @@ async def test_a_kind_whose_list_is_forbidden_is_refused_at_once_until_it_is_all
     async with informing(server) as informer:
         with pytest.raises(Denied, match="no right"):
             await informer.readable(1)
-        server.lists[:] = [page(7)]
+        server.lists[:] = [page(7), Refused("Forbidden", "no right")]
+        server.watches[:] = [[error(410)]]
         await informer.ready(60)
         assert await informer.readable(1)
+        await asyncio.sleep(100)  # the right is taken away: what was read stays
+        assert len(server.listed) > 3 and await informer.readable(1)
+
+
+async def test_an_error_is_said_once_and_again_after_a_list(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server([Retryable("503: no leader")])
+    async with informing(server) as informer:
+        await asyncio.sleep(600)
+        assert caplog.text.count("503: no leader") == 1 < len(server.listed)
+        server.lists[:] = [page(7), Retryable("503: no leader")]
+        server.watches[:] = [[error(410)]]
+        await informer.ready(60)
+        await asyncio.sleep(600)
+        assert caplog.text.count("503: no leader") == 2
 
 
 @pytest.mark.parametrize(("fault", "counts"), [(Refused("Forbidden", "no"), True), (Retryable("no route"), False)])
@@ -250,3 +302,11 @@ async def test_what_was_written_while_a_list_was_under_way_stays() -> None:
     server.while_listing = lambda: cast("None", informer.cache.apply_write(written))
     async with informing(server, informer):
         assert held(informer) == {"mine": 9}
+
+
+async def test_a_list_that_is_as_new_as_the_watch_before_it_leaves_what_was_written_since() -> None:
+    server = Server([page(8, config_map("mine", 5))], [Retryable("reset")])
+    async with informing(server) as informer:
+        informer.cache.apply_write(informer.read(json.dumps(config_map("mine", 9)).encode()))
+        await asyncio.sleep(2.0)
+        assert (len(server.listed), held(informer)) == (2, {"mine": 9})

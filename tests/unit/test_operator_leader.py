@@ -166,6 +166,38 @@ async def test_a_lease_of_another_holder_is_not_released() -> None:
     assert server.spec["holderIdentity"] == "another"
 
 
+async def test_a_release_that_meets_the_last_renewal_is_repeated() -> None:
+    server = Server()
+    leader = await acquired(server)
+    server.fault = failing(Conflict("the renewal that was cancelled"), 1, "PUT")
+    await leader.release()
+    assert server.spec["holderIdentity"] == ""
+
+
+async def test_a_leader_may_write_until_its_last_renewal_is_too_old_or_its_lease_is_lost() -> None:
+    server = Server()
+    leader = candidate(server)
+    assert leader.may_write()  # the keys, before it leads
+    await leader.acquire()
+    await asyncio.sleep(RENEW - 0.1)
+    assert leader.may_write()
+    await asyncio.sleep(0.1)
+    assert not leader.may_write()  # a process that was stopped notices this before its timers
+    await leader.hold()
+    assert leader.renewed == 0.0 and not leader.may_write()
+
+
+async def test_a_leader_whose_lease_is_taken_may_write_no_more_and_one_that_is_ended_writes_its_last_events() -> None:
+    server = Server()
+    robbed, ended = await acquired(server), await acquired(Server())
+    server.write(holderIdentity="another")
+    await robbed.hold()
+    async with holding(ended):
+        await asyncio.sleep(RETRY)
+    await ended.release()
+    assert (robbed.may_write(), ended.may_write()) == (False, True)
+
+
 async def test_a_missing_lease_needs_no_release() -> None:
     server = Server()
     leader = await acquired(server)
@@ -180,6 +212,16 @@ async def test_a_restarted_container_of_the_same_identity_goes_on_at_once() -> N
     start = now()
     await acquired(server)
     assert now() == start and server.spec["leaseTransitions"] == 1
+
+
+async def test_a_namespace_that_is_missing_is_awaited_by_a_candidate_and_ends_a_holder_in_its_time() -> None:
+    server = Server()
+    server.fault = failing(NotFound('namespaces "ns" not found'), times=3, method="POST")
+    start, leader = now(), await acquired(server)
+    assert now() - start == 3 * RETRY
+    server.lease, server.fault, start = None, failing(NotFound("namespaces not found")), now()
+    await leader.hold()
+    assert (now() - start, leader.renewed) == (RENEW, 0.0)
 
 
 async def test_a_lease_that_changes_between_look_and_write_is_not_taken() -> None:

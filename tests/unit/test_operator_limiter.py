@@ -103,7 +103,7 @@ async def test_places_go_to_those_that_wait_in_their_order_and_one_that_is_cance
             await asyncio.sleep(0)
 
     async with pace.slot(Busy):
-        waiting = [asyncio.create_task(ask(name)) for name in "abc"]
+        waiting = [asyncio.create_task(ask(name)) for name in "abce"]
         await asyncio.sleep(0)
         waiting[1].cancel()
         await asyncio.sleep(0)
@@ -111,7 +111,7 @@ async def test_places_go_to_those_that_wait_in_their_order_and_one_that_is_cance
     waiting.append(asyncio.create_task(ask("d")))
     async with asyncio.timeout(5):
         await asyncio.gather(*waiting, return_exceptions=True)
-    assert order == ["c", "d"]
+    assert order == ["c", "e", "d"]
 
 
 async def test_a_server_that_has_recovered_gets_more_and_more() -> None:

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from coxswain.errors import Refused, Retryable
-from coxswain_operator.cluster import Denied
-from coxswain_operator.kubernetes.connection import Connection
+from coxswain_operator.cluster import AlreadyExists, Conflict, Denied
+from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.discovery import find_gang_backend
 from coxswain_operator.kubernetes.token_keys import load_keys
 from coxswain_operator.kubernetes.until_given import PAUSE_SECONDS
@@ -43,13 +43,28 @@ async def test_the_keys_are_asked_for_until_the_server_answers_and_permits_it(er
     assert (server.asked, asyncio.get_running_loop().time() - began) == (4, pytest.approx(3 * PAUSE_SECONDS))
 
 
+@pytest.mark.parametrize("error", [AlreadyExists("by another operator"), Conflict("a quota has changed")])
+async def test_keys_whose_creation_meets_another_write_are_looked_at_again(error: Exception) -> None:
+    missing = NotFound("no such Secret")
+    server = Server(missing, error, missing, error, KEYS)  # a Secret that is deleted meanwhile is created again
+    assert len(await load_keys(cast("Connection", server), "coxswain-system")) == 1
+    assert server.asked == 5
+
+
 @pytest.mark.parametrize("error", [AWAY, FORBIDDEN])
 async def test_a_scheduler_is_looked_for_until_the_server_answers_and_permits_it(error: Exception) -> None:
     server = Server(error, error, {"resources": [{"name": "podgroups"}]})
     assert await find_gang_backend(cast("Connection", server), "Volcano") == "Volcano"
 
 
-@pytest.mark.parametrize("answer", [Refused("BadRequest", "no such field"), {"data": {"key-1": "c2hvcnQ="}}])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Refused("BadRequest", "no such field"),
+        {"data": {"key-1": "c2hvcnQ="}},
+        {"data": {**KEYS["data"], "key-2": "c2hvcnQ="}},
+    ],
+)
 async def test_what_no_wait_mends_is_raised_at_once(answer: Manifest | Exception) -> None:
     server = Server(answer)
     with pytest.raises(Refused):

@@ -132,7 +132,8 @@ async def test_kopf_watches_all_namespaces_or_each_of_those_that_are_named_by_it
     monkeypatch: pytest.MonkeyPatch, scopes: tuple[str, ...]
 ) -> None:
     await watched(monkeypatch, Watched(), for_ever, *scopes)
-    assert [(o["clusterwide"], o["namespaces"]) for o in SPAWNED] == [(False, (n,)) for n in scopes] or [(True, ())]
+    each = [(False, (n,)) for n in scopes]
+    assert [(o["clusterwide"], o["namespaces"]) for o in SPAWNED] == (each or [(True, ())])
     assert len(SPAWNED) == max(1, len(scopes))
     for options in SPAWNED:
         assert options["standalone"] and isinstance(options["registry"], kopf_watches.kopf.OperatorRegistry)
@@ -326,6 +327,7 @@ async def test_a_change_is_noted_before_it_adds_its_jobs_and_an_own_write_adds_n
     await handlers[f"{kind.lower()}s".replace("xs", "xes")](event={"type": type_, "object": item})
     assert [(change.kind, change.object) for change in cluster.noted] == [(noted, item)]
     assert added == ([] if ours else keys)
+    assert cluster.asked == ([] if ours or kind == "TrainingJob" else ["jobs in lab"])
 
 
 def test_kopf_goes_on_asking_and_leaves_scanning_peering_and_events_alone() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from coxswain.errors import Retryable
+from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_ROLE
-from coxswain.wire import StopRequest
+from coxswain.wire import Size, SizeReply, StopRequest
 from coxswain_link.http_client import AsyncClient
 from coxswain_operator import jobcontrol
 from coxswain_operator.children.common import owner_of
@@ -83,6 +83,25 @@ async def test_a_coordinator_with_an_ipv6_address_that_does_not_answer_is_no_err
         assert not await control.checkpoint_and_stop(world.job, "suspended")
 
 
+@pytest.mark.parametrize(
+    ("error", "state"), [(Refused("NoSuchCall", "of an earlier release"), "Refused"), (Retryable("is busy"), None)]
+)
+async def test_a_coordinator_that_refuses_a_number_has_answered_and_one_that_fails_has_not(
+    error: CoxswainError, state: str | None
+) -> None:
+    async with talking() as (control, coordinator, world):
+        asked = list[Size]()
+
+        def size(_: dict[str, str], body: Size) -> SizeReply:
+            asked.append(body)
+            raise error
+
+        coordinator.answers["/v1/size"] = size
+        reply = await control.resize(world.job, 3)
+        assert (reply and reply.state, asked) == (state, [Size(3)])
+        assert reply is None or "of an earlier release" in reply.message
+
+
 class Hostile:
     """Answers whatever it is asked without an end: `part` again and again, with pauses of so many seconds."""
 
@@ -136,9 +155,19 @@ async def test_a_coordinator_with_an_answer_of_any_length_does_not_fill_the_oper
         ("Pod", "c", {"status": {"phase": "Failed", "podIP": "127.0.0.1", "conditions": READY}}),
         ("Pod", "c", {"status": {"phase": "Running", "conditions": READY}}),
         ("Secret", "demo-token", {"data": None}),
+        ("Secret", "demo-token", {"data": {"token": base64.b64encode("rübe".encode()).decode()}}),
+        ("Secret", "demo-token", {"data": {"token": base64.b64encode(b"\xff").decode()}}),
         ("Secret", "demo-token", {"metadata": {"name": "another", "labels": {}}}),
     ],
-    ids=["it is not ready", "it has failed", "it has no address", "the token is empty", "there is no token"],
+    ids=[
+        "it is not ready",
+        "it has failed",
+        "it has no address",
+        "the token is empty",
+        "the token is no header",
+        "the token is no text",
+        "there is no token",
+    ],
 )
 async def test_a_coordinator_is_not_asked_while(kind: str, name: str, change: Manifest) -> None:
     async with talking() as (control, coordinator, world):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
 from coxswain.names import LABEL_JOB, LABEL_JOB_UID
@@ -98,6 +98,13 @@ class Cache(Generic[T]):
         for name in [n for n, e in self._entries.items() if n not in listed and e.version <= version]:
             self._remove(name)
         self.version = max(self.version, version)
+
+    def restart(self) -> None:
+        """The server's versions begin again: any state that it gives from now on is newer than the known one."""
+        self._gone.clear()  # what was deleted may be back
+        self.version = 0
+        for name, entry in self._entries.items():
+            self._entries[name] = self._by_owner[entry.owner][name] = replace(entry, version=0)
 
     def reach(self, version: int) -> None:
         """The watch has reached this version."""

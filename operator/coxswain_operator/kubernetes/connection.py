@@ -14,6 +14,7 @@ import tenacity
 from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from coxswain.errors import CoxswainError, Refused, Retryable
+from coxswain.structs import UNDECODABLE
 from coxswain_operator.cluster import AlreadyExists, Conflict, Denied
 from coxswain_operator.kubernetes.access import Access
 from coxswain_operator.kubernetes.limiter import AdaptiveLimiter
@@ -61,8 +62,11 @@ class Connection:
         deadline: float = 10.0,
         at_once: int = AT_ONCE,
         on_response: Callable[[str, int], None] | None = None,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`at_once`: most requests under way, without watches. `on_response` gets method and status code."""
+        """`at_once`: most requests under way, without watches. `on_response` gets method and status code. While `may_write`
+        returns False, all but GET raise Retryable unsent."""
+        self._may_write = may_write
         self._access, self._deadline, self._on_response = access, deadline, on_response or (lambda method, status: None)
         self._pace = AdaptiveLimiter(at_once)
 
@@ -83,7 +87,11 @@ class Connection:
         self, method: str, path: str, body: Any = None, content_type: str = JSON, deadline: float = 0.0, **params: Any
     ) -> Manifest:
         """As `send`, decoded."""
-        decoded: Manifest = _DECODER.decode(await self.send(method, path, body, content_type, deadline, **params))
+        answer = await self.send(method, path, body, content_type, deadline, **params)
+        try:
+            decoded: Manifest = _DECODER.decode(answer)
+        except UNDECODABLE as error:  # of a proxy on the way
+            raise Retryable(f"{method} {path}: the answer is no JSON: {error}; {answer[:200]!r}") from error
         return decoded
 
     async def send(
@@ -103,6 +111,8 @@ class Connection:
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=limit)
         async with self._pace.slot(_Again):
+            if method != "GET" and not self._may_write():
+                raise Retryable(f"{method} {path} was not sent: the Lease is lost, and another operator may lead")
             try:
                 async with self._request(method, path, body, content_type, params, timeout) as response:
                     self._on_response(method, response.status)
@@ -197,7 +207,7 @@ def _status(body: bytes) -> tuple[str, str]:
 
 def _pause(response: aiohttp.ClientResponse) -> float:
     asked = response.headers.get("Retry-After", "")
-    return min(float(asked), _LONGEST_PAUSE) if asked.isdigit() else 0.0
+    return min(float(asked), _LONGEST_PAUSE) if asked.isdecimal() else 0.0
 
 
 def _policy(limit: float) -> dict[str, Any]:

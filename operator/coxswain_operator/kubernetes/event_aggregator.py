@@ -48,6 +48,11 @@ class EventAggregator:
         """Those whose count is higher than the API server's."""
         return [s for present in self._series.values() for s in present if s.count > s.published]
 
+    def drop(self, series: EventSeries) -> None:
+        """The API server does not have this Event: the next one with its message is new."""
+        for present in self._series.values():
+            present[:] = [s for s in present if s is not series]
+
     def forget(self, now: float) -> None:
         """What is older than a window."""
         self._series = {

@@ -12,9 +12,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from coxswain.errors import CoxswainError
-from coxswain_operator.cluster import AlreadyExists, Conflict
-from coxswain_operator.kubernetes.connection import JSON, MERGE, Connection
+from coxswain_operator.cluster import AlreadyExists
+from coxswain_operator.kubernetes.connection import JSON, MERGE, Connection, NotFound
 from coxswain_operator.kubernetes.event_aggregator import EventAggregator, EventSeries
 from coxswain_operator.kubernetes.resources import EVENTS, FIELD_MANAGER
 from coxswain_operator.reconcile.times import moment
@@ -39,7 +38,7 @@ class Events:
     ) -> None:
         self._connection, self._book = connection, aggregator or EventAggregator()
         self._clock, self._pause = clock, pause
-        self._waiting: asyncio.Queue[tuple[str, str, Manifest]] = asyncio.Queue()  # method, path, body
+        self._waiting: asyncio.Queue[tuple[str, EventSeries, Manifest]] = asyncio.Queue()  # method, Event, body
 
     async def __aenter__(self) -> Events:
         self._tasks = [asyncio.create_task(work(), name="events") for work in (self._write, self._count)]
@@ -61,20 +60,26 @@ class Events:
         meta = involved["metadata"]
         subject, name = (str(meta["uid"]), event.reason), f"{meta['name']}.{secrets.token_hex(8)}"
         path = EVENTS.path(meta["namespace"], name)
-        if self._book.add(subject, event.message, path, self._clock()) is not None:
-            self._waiting.put_nowait(("POST", EVENTS.path(meta["namespace"]), _event(involved, event, name)))
+        if (series := self._book.add(subject, event.message, path, self._clock())) is not None:
+            self._waiting.put_nowait(("POST", series, _event(involved, event, name)))
 
     async def _write(self) -> None:
         while True:
-            method, path, body = await self._waiting.get()
+            method, series, body = await self._waiting.get()
             try:
-                await self._connection.send(
-                    method, path, body, JSON if method == "POST" else MERGE, deadline=ATTEMPT_SECONDS
-                )
-            except (CoxswainError, AlreadyExists, Conflict) as error:
-                log.warning("an Event could not be published: %s", error)
+                await self._send(method, series.path, body)
+            except Exception as error:  # also one that is not expected: the next Events need this task
+                log.warning("an Event could not be published: %s: %s", type(error).__name__, error)
+                if isinstance(error, NotFound) or (method == "POST" and not isinstance(error, AlreadyExists)):
+                    self._book.drop(series)  # else its count would go up in an Event that is not there
             finally:
                 self._waiting.task_done()
+
+    async def _send(self, method: str, path: str, body: Manifest) -> None:
+        if method == "POST":
+            await self._connection.send(method, path.rpartition("/")[0], body, JSON, deadline=ATTEMPT_SECONDS)
+        else:
+            await self._connection.send(method, path, body, MERGE, deadline=ATTEMPT_SECONDS)
 
     async def _count(self) -> None:
         while True:
@@ -85,7 +90,7 @@ class Events:
     def _count_up(self) -> None:
         for series in self._book.unpublished():
             series.published = series.count
-            self._waiting.put_nowait(("PATCH", series.path, _counted(series)))
+            self._waiting.put_nowait(("PATCH", series, _counted(series)))
 
 
 def _counted(series: EventSeries) -> Manifest:

@@ -81,7 +81,9 @@ class Informer:
             try:
                 await self._list()
                 await self._follow()
-            except (CoxswainError, OSError, msgspec.DecodeError) as error:
+            except (
+                Exception
+            ) as error:  # also for an answer of another shape: a task that ended would leave a stale cache
                 self._failures += 1
                 self._fail(error)
                 await asyncio.sleep(random.uniform(0.1, doubled(self._failures, 1.0, LONGEST_PAUSE)))
@@ -118,9 +120,10 @@ class Informer:
         if isinstance(error, Refused | NotFound):
             self._refused, self._absent = isinstance(error, Refused), isinstance(error, NotFound)
             self._answered.set()
-        if str(error) != self._last_error:
-            log.warning("%s: %s", self._path, error)
-        self._last_error = str(error)
+        text = str(error) if isinstance(error, CoxswainError) else f"{type(error).__name__}: {error}"
+        if text != self._last_error:
+            log.warning("%s: %s", self._path, text)
+        self._last_error = text
 
     async def _list(self) -> None:
         """A LIST without resourceVersion is current, also on a server that has just caught up.
@@ -135,6 +138,7 @@ class Informer:
     async def _list_in(self, how: dict[str, Any]) -> None:
         listed: set[Name] = set()
         page = await self._page("", how)
+        self._compare(int(page.metadata.resource_version))
         while True:
             for item in page.items or ():
                 entry = self.read(item)
@@ -147,6 +151,12 @@ class Informer:
         self._last_error, self._refused, self._absent = "", False, False
         self._synced.set()
         self._answered.set()
+
+    def _compare(self, version: int) -> None:
+        """A current LIST is never older than the watch before it, unless a backup of the server was restored."""
+        if version < self.cache.version:
+            log.warning("%s: the server went back from version %d to %d", self._path, self.cache.version, version)
+            self.cache.restart()
 
     async def _page(self, after: str, how: dict[str, Any]) -> _Page:
         more: dict[str, Any] = {"continue": after} if after else {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import secrets
 
-from coxswain.errors import Refused
+from coxswain.errors import Refused, Retryable
 from coxswain_operator.children.job_token import KEY_BYTES
-from coxswain_operator.cluster import AlreadyExists
+from coxswain_operator.cluster import AlreadyExists, Conflict
 from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.resources import FIELD_MANAGER, SECRETS
 from coxswain_operator.kubernetes.until_given import until_given
@@ -37,8 +37,8 @@ async def _read_or_create(connection: Connection, namespace: str) -> Manifest:
     }
     try:
         return await connection.call("POST", SECRETS.path(namespace), body, fieldManager=FIELD_MANAGER)
-    except AlreadyExists:  # another operator was faster
-        return await connection.call("GET", path)
+    except (AlreadyExists, Conflict) as error:  # another operator was faster, or a quota changed
+        raise Retryable(f"Secret {namespace}/{KEY_SECRET}: {error}") from error
     except NotFound as error:
         message = f"--operator-namespace {namespace}: the cluster has no such namespace; create it, or name the operator's own"
         raise Refused("NamespaceMissing", message) from error

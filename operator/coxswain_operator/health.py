@@ -18,9 +18,7 @@ from coxswain_link.metrics import MetricsRegistry
 LONGEST_SILENCE = 180.0  # seconds: streams are reopened after 70
 LONGEST_STALL = 300.0  # seconds: one pass may take long, all of them may not. A long wait alone is load, no fault
 LAG_NAP = 1.0  # seconds between two measurements of the loop
-LONGEST_UNRENEWED = (
-    60.0  # seconds: a leader that cannot renew its Lease should have ended long before, unless its times are longer
-)
+LONGEST_UNRENEWED = 60.0  # seconds, or twice `renew`: a leader that cannot renew its Lease ends long before
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -225,6 +226,16 @@ def test_a_tokenizer_may_be_given_instead_of_the_jobs_or_left_out(tmp_path: Path
 
 class Killed(BaseException):
     """What ends an export without its consent."""
+
+
+@pytest.mark.parametrize("word", ["²", "-1", "1.0", "9" * 5000, "newest"])
+def test_what_is_no_number_of_a_step_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    assert main([tmp_path.as_uri(), str(tmp_path / "out"), "--", word]) == 2
+    assert re.fullmatch(
+        r"BadStep: STEP '.{1,30}': allowed is the number of a checkpoint's step, or nothing\n", capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("name", ["out", "weights.safetensors"])

@@ -81,9 +81,7 @@ class Informer:
             try:
                 await self._list()
                 await self._follow()
-            except (
-                Exception
-            ) as error:  # also for an answer of another shape: a task that ended would leave a stale cache
+            except Exception as error:  # also one that is not expected: a task that ended would leave a stale cache
                 self._failures += 1
                 self._fail(error)
                 await asyncio.sleep(random.uniform(0.1, doubled(self._failures, 1.0, LONGEST_PAUSE)))

@@ -33,6 +33,7 @@ from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD, ROUNDING
 from coxswain_train.checkpoint.safetensors_out import DTYPES, OutputFile, Writer, divided, write_index, writing
 from coxswain_train.checkpoint.tokenizer_out import write_tokenizer
 
+_DIGITS = 19  # with fewer of them a number may be one of steps
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -213,8 +214,8 @@ def _arguments(words: list[str]) -> argparse.Namespace:
 
 
 def _step(word: str) -> int | None:
-    if word and not word.isdigit():
-        raise Refused("BadStep", f"STEP {word!r}: allowed is the number of a checkpoint's step, or nothing")
+    if word and not (word.isdecimal() and len(word) < _DIGITS):
+        raise Refused("BadStep", f"STEP {word[:_DIGITS]!r}: allowed is the number of a checkpoint's step, or nothing")
     return int(word) if word else None
 
 

@@ -86,6 +86,17 @@ async def test_a_busy_server_is_asked_again_no_sooner_than_it_says_and_each_answ
     assert counted == [("GET", 429), ("GET", 200)]
 
 
+@pytest.mark.parametrize("after", ["²", "-1", "Wed, 21 Oct 2026 07:28:00 GMT", ""])
+async def test_a_pause_that_is_no_number_of_seconds_is_none(after: str) -> None:
+    answers = [web.Response(status=429, headers={"Retry-After": after}), web.json_response({"kind": "Ok"})]
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return answers.pop(0)
+
+    async with answering(answer) as connection:
+        assert await connection.call("GET", "/x") == {"kind": "Ok"}
+
+
 async def test_each_attempt_shows_the_token_of_its_moment() -> None:
     """A kubelet writes another one, and the server takes the former no more."""
     shown, tokens = list[str](), iter(("Bearer old", "Bearer new", "Bearer newer"))

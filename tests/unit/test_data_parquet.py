@@ -44,6 +44,21 @@ def test_the_values_of_a_dictionary_column_are_not_copied_for_each_few_rows(tmp_
     assert pa.default_memory_pool().total_bytes_allocated() - before < 40_000_000
 
 
+def test_very_many_rows_of_a_small_dictionary_are_not_in_memory_at_once(tmp_path):
+    """A file of some bytes may have a billion of them, each with an index of four bytes."""
+    rows, pool = 300_000, pa.proxy_memory_pool(pa.default_memory_pool())
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["x"]))
+    parquet(tmp_path / "a.parquet", column, rows=rows)
+    mine, before = source(tmp_path, "Parquet"), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        block = mine.read(mine.blocks()[0])
+    finally:
+        pa.set_memory_pool(before)
+    assert block.text(rows - 1) == "x"
+    assert pool.max_memory() < 2 << 20
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()], ids=str)
 def test_a_dictionary_column_with_nulls_has_the_rows_of_a_plain_one(tmp_path, kind):
     expected = [None if i % 7 == 0 else f"text {i % 90}" for i in range(1000)]
@@ -152,17 +167,17 @@ def test_a_row_group_beyond_the_limit_is_refused_with_its_size_before_it_is_read
         mine.read(huge)
 
 
-def repeated(path: Path, **how: Any) -> None:
+def repeated(path: Path, arrow: bool = False, **how: Any) -> None:
     """100 MB of text in a row group whose file counts less than 2 MiB."""
     text = pa.array(["x" * 996 + f"{i % 500:04d}" for i in range(100_000)])
-    pq.write_table(pa.table({"text": text}), path, row_group_size=100_000, **how)
+    pq.write_table(pa.table({"text": text.dictionary_encode() if arrow else text}), path, row_group_size=100_000, **how)
     assert pq.ParquetFile(path).metadata.row_group(0).column(0).total_uncompressed_size < 2 << 20
 
 
-SMALL_IN_THE_FILE = [{}, {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}]
+SMALL_IN_THE_FILE = [{}, {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}, {"arrow": True}]
 
 
-@pytest.mark.parametrize("how", SMALL_IN_THE_FILE, ids=["a dictionary", "prefixes"])
+@pytest.mark.parametrize("how", SMALL_IN_THE_FILE, ids=["a dictionary", "prefixes", "a dictionary of Arrow's"])
 def test_the_limit_of_a_row_group_counts_the_text_that_comes_out_of_it(tmp_path, how):
     repeated(tmp_path / "a.parquet", **how)
     mine = source(tmp_path, "Parquet", sizes=Sizes(unpacked=4 << 20))
@@ -173,7 +188,7 @@ def test_the_limit_of_a_row_group_counts_the_text_that_comes_out_of_it(tmp_path,
     assert caught.value.reason == "ObjectTooLarge"
 
 
-@pytest.mark.parametrize("how", SMALL_IN_THE_FILE, ids=["a dictionary", "prefixes"])
+@pytest.mark.parametrize("how", SMALL_IN_THE_FILE, ids=["a dictionary", "prefixes", "a dictionary of Arrow's"])
 def test_a_row_group_is_unpacked_in_pieces_whatever_its_size_in_the_file(tmp_path, monkeypatch, how):
     repeated(tmp_path / "a.parquet", **how)
     mine, written, hold = source(tmp_path, "Parquet"), [], Spool.hold

@@ -21,8 +21,7 @@ from coxswain_link.spool import Data
 _BUFFER = 1 << 20  # bytes of one read; with pre_buffer on, pyarrow would hold hundreds of MiB
 _BATCH = 8 << 20  # bytes of one write to the spool
 _ROWS = 16  # the most that are unpacked at a time: a dictionary or common prefixes make many bytes out of few
-_DICTIONARY = 64 << 20  # bytes of a row group whose dictionary is read with many rows: each batch copies all values
-_INDICES = 1 << 16  # rows of such a batch
+_INDICES = 1 << 16  # rows of a dictionary column that are read at a time: each time pyarrow copies all values
 _UNPACKED = 1024  # the most times for one write: of short rows, each time costs more memory than its bytes
 
 
@@ -56,7 +55,9 @@ class ParquetObject:
         with self._named():
             source = pa.PythonFile(RangeFile(reader.range, reader.size), mode="r")
             self._file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
-            self._check_column()
+            kind = self._checked_type(self._file.schema_arrow)
+        self._is_dictionary = pa.types.is_dictionary(kind)
+        self._plain = pa.schema([(self._field, _value_type(kind))])
 
     def extents(self) -> list[Extent]:
         return [Extent(i, 0, self._reader.size) for i in range(self._file.metadata.num_row_groups)]
@@ -70,27 +71,26 @@ class ParquetObject:
 
     def _stream(self, group: int) -> Iterator[pa.Buffer]:
         """The column as an Arrow stream, in batches of some `_BATCH` bytes."""
-        plain = pa.schema([(self._field, self._value_type)])
-        yield plain.serialize()
-        for batches in _gathered(self._batches(group, plain)):
+        yield self._plain.serialize()
+        for batches in _gathered(self._batches(group)):
             yield pa.concat_batches(batches).serialize()
 
-    def _batches(self, group: int, plain: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _batches(self, group: int) -> Iterator[pa.RecordBatch]:
         """Of few rows each: a dictionary's values are repeated for these alone."""
         with self._named():
             for batch in self._file.iter_batches(self._rows(group), [group], [self._field], use_threads=False):
                 # A name with a dot selects a field within a struct, too.
                 column = batch.select([self._field])
                 for start in range(0, len(column), _ROWS):
-                    yield column.slice(start, _ROWS).cast(plain)
+                    yield column.slice(start, _ROWS).cast(self._plain)
 
     def _rows(self, group: int) -> int:
         """Of a batch as pyarrow reads it. A dictionary takes as many bytes as in the file: pyarrow refuses prefixes there."""
-        metadata = self._file.metadata.row_group(group)
-        if pa.types.is_dictionary(self._type) and metadata.total_byte_size <= _DICTIONARY:
+        if self._is_dictionary:
             return _INDICES
-        average: int = metadata.total_byte_size // max(metadata.num_rows, 1)
-        return max(1, min(_ROWS, _BATCH // max(average, 1)))
+        metadata = self._file.metadata.row_group(group)
+        rows: int = min(_ROWS, _BATCH * metadata.num_rows // max(metadata.total_byte_size, 1))
+        return max(1, rows)
 
     def _too_large(self, group: int) -> Refused:
         return Refused(
@@ -119,16 +119,8 @@ class ParquetObject:
             size: int = sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self._field)
         return size > most
 
-    @property
-    def _type(self) -> pa.DataType:
-        return self._file.schema_arrow.field(self._field).type
-
-    @property
-    def _value_type(self) -> pa.DataType:
-        return self._type.value_type if pa.types.is_dictionary(self._type) else self._type
-
-    def _check_column(self) -> None:
-        schema = self._file.schema_arrow
+    def _checked_type(self, schema: pa.Schema) -> pa.DataType:
+        """Of the text column; refuses what holds no text."""
         if self._field not in schema.names:
             raise Refused(
                 "TextFieldUnusable",
@@ -139,12 +131,14 @@ class ParquetObject:
                 "TextFieldUnusable",
                 f"textField {self._field!r}: {self._where} has {count} columns of that name; write it again with one",
             )
-        if not any(is_text(self._value_type) for is_text in _TEXT_TYPES):
+        kind = schema.field(self._field).type
+        if not any(is_text(_value_type(kind)) for is_text in _TEXT_TYPES):
             raise Refused(
                 "TextFieldUnusable",
-                f"textField {self._field!r} of {self._where} is {schema.field(self._field).type}; allowed are string and "
+                f"textField {self._field!r} of {self._where} is {kind}; allowed are string and "
                 "binary columns: name one of those",
             )
+        return kind
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -157,6 +151,10 @@ class ParquetObject:
                 f"{self._where} is not readable as Parquet ({str(error).splitlines()[0][:200]}); "
                 "upload it again or exclude it with `include`",
             ) from error
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

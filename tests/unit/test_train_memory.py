@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -162,6 +163,26 @@ def test_a_tensor_that_changes_between_two_savings_goes_twice() -> None:
     total.backward()
     assert first.grad is not None and second.grad is not None
     assert (first.grad.tolist(), second.grad.tolist()) == ([2.0] * 3, [3.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "first", "second", "saved"),
+    [
+        (3.0 + 4.0j, lambda y: y, Tensor.conj, (3.0 - 4.0j, 3.0 + 4.0j)),  # a gradient is of the conjugate
+        (3.0 + 4.0j, lambda y: y.imag, lambda y: y.conj().imag, (4.0, -4.0)),
+        (1.0, lambda y: y, lambda y: y.view(torch.int32), (1.0, 127.0 * 2**23)),
+    ],
+    ids=["conjugate", "negative", "another type"],
+)
+def test_two_readings_of_one_memory_come_back_each_with_its_own_values(
+    x: complex, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor], saved: tuple[complex, complex]
+) -> None:
+    weights = [torch.ones(1, dtype=torch.tensor(each).dtype, requires_grad=True) for each in saved]
+    with Offloader(1.0, frozenset(), HostCopies()).layer(1):
+        y = torch.tensor([x], requires_grad=True) * 1.0
+        total = first(y) * weights[0] + second(y) * weights[1]
+        (total.real if total.is_complex() else total).sum().backward()
+    assert [w.grad.item() for w in weights if w.grad is not None] == [*saved]
 
 
 def test_two_parts_of_one_tensor_go_each_with_its_own_values() -> None:

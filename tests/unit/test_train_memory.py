@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from coxswain.cost.constants import load_hardware
 from coxswain.cost.offload import offload_ratio
 from coxswain.plan.values import Slice, Task
 from coxswain_train.engine import memory
-from coxswain_train.engine.memory import TaskMemory, memory_policy
+from coxswain_train.engine.memory import Recompute, TaskMemory, memory_policy
 from coxswain_train.engine.offload import HostCopies, Offloader
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.llama import AttentionFn, Rotary
@@ -151,6 +152,47 @@ def test_what_a_layer_saved_comes_back_once_while_the_layer_behind_it_runs_backw
     product.sum().backward()
     assert seen == [{3, 2}, {3, 2, 1}, {3, 2, 1}]
     assert sorted(copies.loaded) == sorted(copies.saved.values())
+
+
+@dataclass
+class Fetched(HostCopies):
+    """Notes the memory of what comes back."""
+
+    there: list[StorageWeakRef] = field(default_factory=list)
+
+    def load(self, host: Tensor) -> tuple[Tensor, None]:
+        found = host.clone()
+        self.there.append(StorageWeakRef(found.untyped_storage()))  # type: ignore[no-untyped-call]
+        return found, None
+
+
+def test_what_has_come_back_is_given_up_with_its_last_use() -> None:
+    copies, x = Fetched(), torch.ones(3, requires_grad=True)
+    offloader = Offloader(1.0, frozenset(), copies)
+    with offloader.layer(1):
+        (x * x).sum().backward()  # saves x twice
+    assert offloader.moved and [each.expired() for each in copies.there] == [True]  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(("stack", "gone"), [(1, [1]), (2, [1, 1]), (3, [1, 2, 2])])
+def test_all_layers_go_but_the_last_of_several_whose_backward_comes_first(stack: int, gone: list[int]) -> None:
+    def layer(x: Tensor, *_: Any) -> Tensor:
+        return x.exp()  # saves one tensor
+
+    x, offloader, found = torch.zeros(4, requires_grad=True), Offloader(1.0, frozenset(), HostCopies()), []
+    memory = TaskMemory("None", offloader, stack)
+    for _ in range(stack):
+        x = memory.run_layer(layer, x, (x, x), pack_attention([4]))
+        found.append(offloader.moved // x.nbytes)
+    assert found == gone
+
+
+@pytest.mark.parametrize("recompute", ["None", "Selective", "Full"])
+def test_a_layer_trains_also_where_its_input_takes_no_gradient(recompute: Recompute) -> None:
+    """As behind an embedding that is a buffer."""
+    weight, x = torch.full((4,), 3.0, requires_grad=True), torch.full((4,), 2.0)
+    TaskMemory(recompute, None, 1).run_layer(lambda x, *_: x * weight, x, (x, x), pack_attention([4])).sum().backward()
+    assert weight.grad is not None and weight.grad.tolist() == [2.0] * 4
 
 
 def test_a_tensor_that_changes_between_two_savings_goes_twice() -> None:

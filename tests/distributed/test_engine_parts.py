@@ -104,6 +104,18 @@ def test_a_step_settles_the_snapshot_before_it_changes_the_state_and_then_takes_
     assert share == 0.25
 
 
+def test_state_that_is_about_to_be_filled_is_offered_to_no_other_world() -> None:
+    def offered(world: ThreadWorld) -> list[int]:
+        engine = training.engine_of(world, torch.float64)  # type: ignore[arg-type]
+        counts = []
+        for fill in (lambda: engine.initialise(training.SEED), engine.make_room, lambda: engine.begin(7)):
+            fill()
+            counts.append(len(engine.live.all_held(0)))
+        return counts
+
+    assert run_threads(1, offered) == [[1, 0, 1]]
+
+
 def cut_short(world: ThreadWorld) -> list[bool]:
     """Whether the model's weights count as whole before a step, and behind one whose gather an abort ends as if it were done."""
     engine = training.engine_of(world, torch.float64)  # type: ignore[arg-type]

@@ -154,6 +154,15 @@ def test_what_a_layer_saved_comes_back_once_while_the_layer_behind_it_runs_backw
     assert sorted(copies.loaded) == sorted(copies.saved.values())
 
 
+@pytest.mark.parametrize("view", [lambda x: x.expand(8, 4), lambda x: x[:, ::2]], ids=["repeated", "with gaps"])
+def test_a_tensor_whose_memory_is_less_or_more_than_its_elements_stays(view: Callable[[Tensor], Tensor]) -> None:
+    offloader, x = Offloader(1.0, frozenset(), HostCopies()), torch.full((1, 4), 3.0, requires_grad=True)
+    with offloader.layer(1):
+        view(x).square().sum().backward()
+    assert offloader.seen == offloader.moved == 0
+    assert x.grad is not None and x.grad.unique().tolist() in ([48.0], [0.0, 6.0])
+
+
 @dataclass
 class Fetched(HostCopies):
     """Notes the memory of what comes back."""

@@ -335,7 +335,7 @@ def test_an_index_that_names_no_files_is_refused(tmp_path: Path, index: str) -> 
 @pytest.mark.parametrize(
     "content",
     ["[]", "null", '{"model_type": ["llama"]}', '{"hidden_size": "8", "num_attention_heads": 2}',
-     '{"rope_parameters": "default"}', '{"rope_theta": "x"}', "[" * 100_000],
+     '{"rope_parameters": "default"}', '{"rope_theta": "x"}', f'{{"rope_theta": {10**400}}}', "[" * 100_000],
     ids=str.__len__,
 )  # fmt: skip
 def test_a_config_that_is_none_of_a_model_is_refused_by_its_name(tmp_path: Path, content: str) -> None:

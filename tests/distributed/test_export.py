@@ -201,11 +201,30 @@ def test_the_end_of_a_text_in_a_unigram_tokenizer_is_found_by_its_place(
     assert write_tokenizer(tmp_path / "out", given, 128) == token
 
 
-@pytest.mark.parametrize("content", [b"\x0a\x0e\xff", b"[]", b'{"model": {"vocab": 3}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x0a\x0e\xff",
+        b"[]",
+        b'{"model": {"vocab": 3}}',
+        b'{"post_processor": {"type": "Sequence"}}',
+        b'{"post_processor": 3}',
+        b"[" * 100_000,
+    ],
+)
 def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "sp.model").write_bytes(content)
     given = TokenizerConfig(kind="file", uri=(tmp_path / "sp.model").as_uri())
     with pytest.raises(Refused, match=r"sp\.model': is no tokenizer\.json \(.*; give --tokenizer PATH"):
+        write_tokenizer(tmp_path, given, 128)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+def test_a_damaged_file_beside_a_tokenizer_is_refused_by_its_name(tmp_path: Path, name: str, content: bytes) -> None:
+    given = file_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / name).write_bytes(content)
+    with pytest.raises(Refused, match=rf"tokenizer\.json': {name} beside it is no JSON object .*give --tokenizer PATH"):
         write_tokenizer(tmp_path, given, 128)
 
 

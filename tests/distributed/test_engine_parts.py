@@ -104,6 +104,18 @@ def test_a_step_settles_the_snapshot_before_it_changes_the_state_and_then_takes_
     assert share == 0.25
 
 
+def test_state_that_is_about_to_be_filled_is_offered_to_no_other_world() -> None:
+    def offered(world: ThreadWorld) -> list[int]:
+        engine = training.engine_of(world, torch.float64)  # type: ignore[arg-type]
+        counts = []
+        for fill in (lambda: engine.initialise(training.SEED), engine.make_room, lambda: engine.begin(7)):
+            fill()
+            counts.append(len(engine.live.all_held(0)))
+        return counts
+
+    assert run_threads(1, offered) == [[1, 0, 1]]
+
+
 def cut_short(world: ThreadWorld) -> list[bool]:
     """Whether the model's weights count as whole before a step, and behind one whose gather an abort ends as if it were done."""
     engine = training.engine_of(world, torch.float64)  # type: ignore[arg-type]
@@ -323,7 +335,7 @@ def test_an_index_that_names_no_files_is_refused(tmp_path: Path, index: str) -> 
 @pytest.mark.parametrize(
     "content",
     ["[]", "null", '{"model_type": ["llama"]}', '{"hidden_size": "8", "num_attention_heads": 2}',
-     '{"rope_parameters": "default"}', '{"rope_theta": "x"}', "[" * 100_000],
+     '{"rope_parameters": "default"}', '{"rope_theta": "x"}', f'{{"rope_theta": {10**400}}}', "[" * 100_000],
     ids=str.__len__,
 )  # fmt: skip
 def test_a_config_that_is_none_of_a_model_is_refused_by_its_name(tmp_path: Path, content: str) -> None:

@@ -201,11 +201,30 @@ def test_the_end_of_a_text_in_a_unigram_tokenizer_is_found_by_its_place(
     assert write_tokenizer(tmp_path / "out", given, 128) == token
 
 
-@pytest.mark.parametrize("content", [b"\x0a\x0e\xff", b"[]", b'{"model": {"vocab": 3}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x0a\x0e\xff",
+        b"[]",
+        b'{"model": {"vocab": 3}}',
+        b'{"post_processor": {"type": "Sequence"}}',
+        b'{"post_processor": 3}',
+        b"[" * 100_000,
+    ],
+)
 def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "sp.model").write_bytes(content)
     given = TokenizerConfig(kind="file", uri=(tmp_path / "sp.model").as_uri())
     with pytest.raises(Refused, match=r"sp\.model': is no tokenizer\.json \(.*; give --tokenizer PATH"):
+        write_tokenizer(tmp_path, given, 128)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+def test_a_damaged_file_beside_a_tokenizer_is_refused_by_its_name(tmp_path: Path, name: str, content: bytes) -> None:
+    given = file_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / name).write_bytes(content)
+    with pytest.raises(Refused, match=rf"tokenizer\.json': {name} beside it is no JSON object .*give --tokenizer PATH"):
         write_tokenizer(tmp_path, given, 128)
 
 
@@ -235,6 +254,17 @@ def test_what_is_no_number_of_a_step_is_refused_by_name(
     assert main([tmp_path.as_uri(), str(tmp_path / "out"), "--", word]) == 2
     assert re.fullmatch(
         r"BadStep: STEP '.{1,30}': allowed is the number of a checkpoint's step, or nothing\n", capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("word", ["0", "-5", "nan"])
+def test_a_size_of_files_that_holds_no_weight_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    assert main([tmp_path.as_uri(), str(tmp_path / "out"), f"--file-gb={word}"]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"BadFileSize: --file-gb {float(word)}: allowed is a number above 0; 5 is the default\n"
     )
 
 

@@ -179,6 +179,18 @@ def test_what_a_config_does_not_name_is_what_transformers_takes_there(family):
     assert list(differences(found, model)) == []
 
 
+def test_what_a_config_leaves_null_follows_from_the_rest_as_in_transformers():
+    null = dict.fromkeys(["num_key_value_heads", "head_dim", "rope_scaling"])
+    named = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96} | null
+    theirs = transformers.LlamaConfig(**named)
+    model = ModelConfig(
+        layers=2, hidden=128, heads=4, kv_heads=theirs.num_key_value_heads, head_size=theirs.head_dim, feed_forward=96,
+        norm_epsilon=theirs.rms_norm_eps, rope_theta=theirs.rope_parameters["rope_theta"],
+    )  # fmt: skip
+    assert list(differences(named, model)) == []
+    assert list(differences(named, replace(model, kv_heads=2)))
+
+
 def test_an_exported_config_names_sizes_and_the_rotation_as_older_releases_of_transformers_read_it_too():
     _, fields, rope = FAMILIES["Llama 3.1"]
     found = [to_config(replace(MODEL, **more), 64, 128) for more in ({}, fields)]

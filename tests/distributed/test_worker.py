@@ -167,6 +167,35 @@ def test_a_worker_steps_to_the_end_saves_and_leaves_with_zero(run: Any) -> None:
     assert {kind for shard in saved.shards for kind in shard.kinds} == {"parameter", "exp_avg", "exp_avg_sq"}
 
 
+def test_a_worker_keeps_no_plan_of_a_step_behind_it(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[bool] = []
+
+    class Feed(worker.PlanFeed):
+        def forget_before(self, step: int) -> None:
+            super().forget_before(step)
+            left.append(any(self.peek(before) for before in range(step)))
+
+    monkeypatch.setattr(worker, "PlanFeed", Feed)
+    run(OneRankCoordinator())
+    assert left == [False] * 3
+
+
+def test_a_world_of_the_seed_or_a_checkpoint_frees_the_world_before_ahead_of_its_own_model(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, seen = LiveState(Cut(1, 0, 5, State()), weights={}), list[Any]()
+
+    def engine(*_: Any) -> None:
+        seen.extend([live.all_held(0), live.weights])
+        raise Refused("NoRoom", "for two models")
+
+    monkeypatch.setattr(worker, "LiveState", lambda: live)
+    monkeypatch.setattr(worker, "Engine", engine)
+    with pytest.raises(Refused, match="for two models"):
+        run(OneRankCoordinator(), agent_goes=True)
+    assert seen == [(), None]
+
+
 def test_a_worker_says_in_its_heartbeats_which_step_it_has_begun(run: Any) -> None:
     coordinator = OneRankCoordinator(steps=2)
     beats, saved = coordinator.received["/v1/beats"], coordinator.answers["/v1/beats"]

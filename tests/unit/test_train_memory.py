@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +20,7 @@ from coxswain.cost.constants import load_hardware
 from coxswain.cost.offload import offload_ratio
 from coxswain.plan.values import Slice, Task
 from coxswain_train.engine import memory
-from coxswain_train.engine.memory import TaskMemory, memory_policy
+from coxswain_train.engine.memory import Recompute, TaskMemory, memory_policy
 from coxswain_train.engine.offload import HostCopies, Offloader
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.llama import AttentionFn, Rotary
@@ -152,6 +154,56 @@ def test_what_a_layer_saved_comes_back_once_while_the_layer_behind_it_runs_backw
     assert sorted(copies.loaded) == sorted(copies.saved.values())
 
 
+@pytest.mark.parametrize("view", [lambda x: x.expand(8, 4), lambda x: x[:, ::2]], ids=["repeated", "with gaps"])
+def test_a_tensor_whose_memory_is_less_or_more_than_its_elements_stays(view: Callable[[Tensor], Tensor]) -> None:
+    offloader, x = Offloader(1.0, frozenset(), HostCopies()), torch.full((1, 4), 3.0, requires_grad=True)
+    with offloader.layer(1):
+        view(x).square().sum().backward()
+    assert offloader.seen == offloader.moved == 0
+    assert x.grad is not None and x.grad.unique().tolist() in ([48.0], [0.0, 6.0])
+
+
+@dataclass
+class Fetched(HostCopies):
+    """Notes the memory of what comes back."""
+
+    there: list[StorageWeakRef] = field(default_factory=list)
+
+    def load(self, host: Tensor) -> tuple[Tensor, None]:
+        found = host.clone()
+        self.there.append(StorageWeakRef(found.untyped_storage()))  # type: ignore[no-untyped-call]
+        return found, None
+
+
+def test_what_has_come_back_is_given_up_with_its_last_use() -> None:
+    copies, x = Fetched(), torch.ones(3, requires_grad=True)
+    offloader = Offloader(1.0, frozenset(), copies)
+    with offloader.layer(1):
+        (x * x).sum().backward()  # saves x twice
+    assert offloader.moved and [each.expired() for each in copies.there] == [True]  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(("stack", "gone"), [(1, [1]), (2, [1, 1]), (3, [1, 2, 2])])
+def test_all_layers_go_but_the_last_of_several_whose_backward_comes_first(stack: int, gone: list[int]) -> None:
+    def layer(x: Tensor, *_: Any) -> Tensor:
+        return x.exp()  # saves one tensor
+
+    x, offloader, found = torch.zeros(4, requires_grad=True), Offloader(1.0, frozenset(), HostCopies()), []
+    memory = TaskMemory("None", offloader, stack)
+    for _ in range(stack):
+        x = memory.run_layer(layer, x, (x, x), pack_attention([4]))
+        found.append(offloader.moved // x.nbytes)
+    assert found == gone
+
+
+@pytest.mark.parametrize("recompute", ["None", "Selective", "Full"])
+def test_a_layer_trains_also_where_its_input_takes_no_gradient(recompute: Recompute) -> None:
+    """As behind an embedding that is a buffer."""
+    weight, x = torch.full((4,), 3.0, requires_grad=True), torch.full((4,), 2.0)
+    TaskMemory(recompute, None, 1).run_layer(lambda x, *_: x * weight, x, (x, x), pack_attention([4])).sum().backward()
+    assert weight.grad is not None and weight.grad.tolist() == [2.0] * 4
+
+
 def test_a_tensor_that_changes_between_two_savings_goes_twice() -> None:
     first, second, x = (torch.full((3,), value, requires_grad=True) for value in (5.0, 7.0, 2.0))
     with Offloader(1.0, frozenset(), HostCopies()).layer(1):
@@ -162,6 +214,26 @@ def test_a_tensor_that_changes_between_two_savings_goes_twice() -> None:
     total.backward()
     assert first.grad is not None and second.grad is not None
     assert (first.grad.tolist(), second.grad.tolist()) == ([2.0] * 3, [3.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "first", "second", "saved"),
+    [
+        (3.0 + 4.0j, lambda y: y, Tensor.conj, (3.0 - 4.0j, 3.0 + 4.0j)),  # a gradient is of the conjugate
+        (3.0 + 4.0j, lambda y: y.imag, lambda y: y.conj().imag, (4.0, -4.0)),
+        (1.0, lambda y: y, lambda y: y.view(torch.int32), (1.0, 127.0 * 2**23)),
+    ],
+    ids=["conjugate", "negative", "another type"],
+)
+def test_two_readings_of_one_memory_come_back_each_with_its_own_values(
+    x: complex, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor], saved: tuple[complex, complex]
+) -> None:
+    weights = [torch.ones(1, dtype=torch.tensor(each).dtype, requires_grad=True) for each in saved]
+    with Offloader(1.0, frozenset(), HostCopies()).layer(1):
+        y = torch.tensor([x], requires_grad=True) * 1.0
+        total = first(y) * weights[0] + second(y) * weights[1]
+        (total.real if total.is_complex() else total).sum().backward()
+    assert [w.grad.item() for w in weights if w.grad is not None] == [*saved]
 
 
 def test_two_parts_of_one_tensor_go_each_with_its_own_values() -> None:

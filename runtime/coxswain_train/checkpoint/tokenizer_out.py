@@ -13,6 +13,7 @@ from coxswain.config import COMMON_EOS, TokenizerConfig
 from coxswain.errors import CoxswainError, Refused
 from coxswain.uris import folder_and_key
 from coxswain_link.store import NotFound, open_store
+from coxswain_train.checkpoint.foreign_files import NOT_AS_AGREED
 
 _CONFIG, _MAP, _GENERATION = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
 _BESIDE = (_CONFIG, _MAP, _GENERATION, "chat_template.jinja")  # taken where they exist
@@ -28,21 +29,18 @@ def write_tokenizer(folder: Path, tokenizer: TokenizerConfig, longest: int) -> i
     files = _files_of(tokenizer)
     try:
         content = json.loads(files["tokenizer.json"])
-        vocabulary = _vocabulary(content)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        vocabulary, processor = _vocabulary(content), _offsets_only(content.get("post_processor"))
+    except NOT_AS_AGREED as error:
         raise _none(tokenizer.uri, f"is no tokenizer.json ({error})") from error
+    beside = {name: _object(tokenizer, name, files[name]) for name in (_CONFIG, _MAP, _GENERATION) if name in files}
     eos = tokenizer.eos or next((name for name in COMMON_EOS if name in vocabulary), "")
-    files["tokenizer.json"] = _json(
-        content | _AS_TRAINED | {"post_processor": _offsets_only(content.get("post_processor"))}
-    )
-    given = json.loads(files.get(_CONFIG, b"{}"))
+    files["tokenizer.json"] = _json(content | _AS_TRAINED | {"post_processor": processor})
+    given = beside.get(_CONFIG, {})
     files[_CONFIG] = _json({"model_max_length": longest} | given | _CLASS | _eos_of(given, eos))
-    if _MAP in files:
-        special = json.loads(files[_MAP])
-        files[_MAP] = _json(special | _eos_of(special, eos))
-    if _GENERATION in files:
-        ids = {"bos_token_id": None, "eos_token_id": vocabulary.get(eos)}
-        files[_GENERATION] = _json(json.loads(files[_GENERATION]) | ids)
+    if _MAP in beside:
+        files[_MAP] = _json(beside[_MAP] | _eos_of(beside[_MAP], eos))
+    if _GENERATION in beside:
+        files[_GENERATION] = _json(beside[_GENERATION] | {"bos_token_id": None, "eos_token_id": vocabulary.get(eos)})
     for name, written in files.items():
         (folder / name).write_bytes(written)
     return vocabulary.get(eos)
@@ -56,6 +54,17 @@ def _offsets_only(processor: dict[str, Any] | None) -> dict[str, Any] | None:
     if processor and processor["type"] == "Sequence":
         return processor | {"processors": [p for p in map(_offsets_only, processor["processors"]) if p]}
     return processor if processor and processor["type"] == "ByteLevel" else None
+
+
+def _object(tokenizer: TokenizerConfig, name: str, data: bytes) -> dict[str, Any]:
+    """What a file beside the tokenizer holds. Raises Refused "NoTokenizer" where it is damaged."""
+    try:
+        found: dict[str, Any] = json.loads(data)
+        if not isinstance(found, dict):
+            raise TypeError(f"it is a {type(found).__name__}")
+    except NOT_AS_AGREED as error:
+        raise _none(tokenizer.uri, f"{name} beside it is no JSON object ({error})") from error
+    return found
 
 
 def _eos_of(given: dict[str, Any], eos: str) -> dict[str, Any]:

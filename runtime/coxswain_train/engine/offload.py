@@ -107,10 +107,10 @@ class Offloader:
     def _pack(self, x: Tensor) -> Tensor | Moved:
         """Never `x` itself: an operation that saves its output would hold itself, and a step that breaks off leave its graph."""
         storage = x.untyped_storage()
-        if storage.data_ptr() in self._pinned or not torch.ops.aten.is_non_overlapping_and_dense(x):
+        if storage.data_ptr() in self._pinned or _is_view_alone(x):
             return x.detach()
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        key = reference.cdata, x.storage_offset(), x.shape, x.stride(), x._version
+        key = reference.cdata, x.dtype, x.storage_offset(), x.shape, x.stride(), x._version
         if key not in self._known:
             self._alive.append(reference)
             self._known[key] = self._move(x)
@@ -145,3 +145,9 @@ class Offloader:
         moved.uses -= 1
         moved.arriving = arriving if moved.uses > 0 else None
         return self._copies.arrive(arriving)
+
+
+def _is_view_alone(x: Tensor) -> bool:
+    """Whether the memory does not say the values: it has gaps, or torch changes their signs whenever it reads them, on the host
+    before a copy there has ended."""
+    return x.is_conj() or x.is_neg() or not torch.ops.aten.is_non_overlapping_and_dense(x)

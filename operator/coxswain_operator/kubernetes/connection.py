@@ -23,6 +23,7 @@ from coxswain_operator.views import Manifest
 JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
 AT_ONCE = 64  # requests
 _LONGEST_PAUSE = 10.0  # seconds
+_NO_LIMIT = aiohttp.ClientTimeout(total=None)
 _DECODER = msgspec.json.Decoder()
 # Of an admission that the cluster's administrator may change. A webhook that names no code answers 400, a policy 422.
 _ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
@@ -99,26 +100,39 @@ class Connection:
     ) -> bytes:
         """The answer's body. Repeated until the deadline, so a create may find what its own first attempt created."""
         limit = deadline or self._deadline
-        again = tenacity.AsyncRetrying(**_policy(limit))
+        again, end = tenacity.AsyncRetrying(**_policy(limit)), asyncio.get_running_loop().time() + limit
         try:
-            return await again(self._attempt, method, path, body, content_type, params, limit)
+            return await again(self._attempt, method, path, body, content_type, params, end)
         except _Again as error:
             kind = Busy if error.busy else Retryable
             raise kind(f"{method} {path} did not succeed within {limit:g} s: {error}") from error
 
     async def _attempt(
-        self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], limit: float
+        self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], end: float
     ) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=limit)
-        async with self._pace.slot(_Again):
-            if method != "GET" and not self._may_write():
-                raise Retryable(f"{method} {path} was not sent: the Lease is lost, and another operator may lead")
-            try:
-                async with self._request(method, path, body, content_type, params, timeout) as response:
-                    self._on_response(method, response.status)
-                    return _read(method, path, response, await response.read())
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise _Again(f"{type(error).__name__}: {error}") from error
+        try:
+            async with self._pace.slot(_Again, end):
+                if method != "GET" and not self._may_write():
+                    raise Retryable(f"{method} {path} was not sent: the Lease is lost, and another operator may lead")
+                return await self._answer(method, path, body, content_type, params, end)
+        except TimeoutError as error:
+            raise _Again(
+                f"not sent: {self._pace.limit} other requests are under way, and no more are allowed"
+            ) from error
+
+    async def _answer(
+        self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], end: float
+    ) -> bytes:
+        """Not aiohttp's own limit of a whole request: where it passes together with a caller's, the caller's is lost."""
+        try:
+            async with (
+                asyncio.timeout_at(end),
+                self._request(method, path, body, content_type, params, _NO_LIMIT) as response,
+            ):
+                self._on_response(method, response.status)
+                return _read(method, path, response, await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _Again(f"{type(error).__name__}: {error}") from error
 
     async def lines(self, path: str, silence: float, torn: bool = False, **params: str) -> AsyncIterator[bytes]:
         """A watch's messages until the server ends it. Raises Retryable after `silence` seconds without one, Expired.

@@ -52,3 +52,21 @@ async def test_the_last_attempt_of_a_call_has_only_the_time_that_is_left() -> No
         await asyncio.gather(call("/short", 0.6), call("/long", 0.75))
         over.set()
     assert (ended, next(attempts)) == (["/short", "/long"], 2)
+
+
+@pytest.mark.parametrize(("asked", "after"), [("30", 30.0), ("86400", 120.0), ("", 0.0)])
+async def test_a_pause_that_is_longer_than_a_calls_time_is_the_callers(asked: str, after: float) -> None:
+    """Asking again within it is what the server forbids. One that is longer than /healthz allows would restart the operator."""
+    calls = count()
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        next(calls)
+        return web.Response(status=429, headers={"Retry-After": asked} if asked else {})
+
+    async with answering(answer) as connection:
+        with pytest.raises(Retryable) as call:
+            await connection.call("POST", "/x", deadline=0.01 if asked == "" else 10.0)
+        with pytest.raises(Retryable) as watch:
+            await anext(connection.lines("/x", 1.0))
+    assert (call.value.after, watch.value.after) == (after, after)
+    assert not asked or next(calls) == 2

@@ -224,10 +224,11 @@ async def test_a_workload_that_is_there_already_holds_no_name_that_is_looked_at(
 async def test_where_the_server_fails_with_a_pod_all_else_is_done_and_then_the_error_raised() -> None:
     """A webhook that does not answer is a 500: a job that is scaled must be asked to stop all the same."""
     server = Server()
-    server.refuses = lambda name: Retryable("failed calling webhook") if "trainer" in name else None
+    server.refuses = lambda name: Retryable("failed calling webhook", after=30.0) if "trainer" in name else None
     executor = executing(server)
-    with pytest.raises(Retryable, match="failed calling webhook"):
+    with pytest.raises(Retryable, match="failed calling webhook") as raised:
         await execute(executor, pod(1), pod(2), LEAVE, STOP, EVENT)
+    assert raised.value.after == 30.0  # that the server asks for
     assert [what[0] for what in server.asked] == ["publish", "create", "leave", "stop"]
     text = "Pod demo-trainer-1-1: the API server fails: failed calling webhook; it is tried again"
     assert executor.refusals(JOB).rejection == Fault("ServerUnavailable", text, retryable=True)

@@ -22,7 +22,7 @@ from coxswain_operator.views import Manifest
 
 JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
 AT_ONCE = 64  # requests
-_LONGEST_PAUSE = 10.0  # seconds
+_LONGEST_PAUSE = 120.0  # seconds that a server may ask for: /healthz allows a silence of 180
 _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 _DECODER = msgspec.json.Decoder()
 # Of an admission that the cluster's administrator may change. A webhook that names no code answers 400, a policy 422.
@@ -54,7 +54,7 @@ class Connection:
     """Calls of one API server. Use as `async with`.
 
     Errors: NotFound, Expired, AlreadyExists, Conflict; with the server's message Refused for what it never accepts, and
-    Denied for what others forbid; Retryable once the deadline has passed.
+    Denied for what others forbid; Retryable once the deadline has passed, or at once where the server asks for a longer pause.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Connection:
             return await again(self._attempt, method, path, body, content_type, params, end)
         except _Again as error:
             kind = Busy if error.busy else Retryable
-            raise kind(f"{method} {path} did not succeed within {limit:g} s: {error}") from error
+            raise kind(f"{method} {path} did not succeed within {limit:g} s: {error}", error.after) from error
 
     async def _attempt(
         self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], end: float
@@ -147,7 +147,7 @@ class Connection:
                 async for line in _split(response, torn):
                     yield line
         except _Again as error:
-            raise (Busy if error.busy else Retryable)(f"GET {path} is refused for now: {error}") from error
+            raise (Busy if error.busy else Retryable)(f"GET {path} is refused for now: {error}", error.after) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Retryable(f"GET {path} broke off: {type(error).__name__}: {error}") from error
 

@@ -61,11 +61,14 @@ class Leader:
 
     async def hold(self) -> None:
         """Renews; returns when the Lease is lost, at most `renew` seconds after the last good renewal."""
+        in_order = False
         try:
             await self._renew()
-            self._lost = True
+        except asyncio.CancelledError:
+            in_order = True  # the last events may be written
+            raise
         finally:
-            self.renewed = 0.0
+            self._lost, self.renewed = not in_order, 0.0
 
     async def _renew(self) -> None:
         while True:

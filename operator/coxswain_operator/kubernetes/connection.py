@@ -38,6 +38,10 @@ class Expired(CoxswainError):
     """The server no longer remembers this resourceVersion: list again."""
 
 
+class AuthorityChanged(CoxswainError):
+    """The server's certificate is of an authority that this process has not read: a restart reads it."""
+
+
 class Busy(Retryable):
     """The server answered each attempt, and could not do it now (429, 5xx)."""
 
@@ -54,7 +58,8 @@ class Connection:
     """Calls of one API server. Use as `async with`.
 
     Errors: NotFound, Expired, AlreadyExists, Conflict; with the server's message Refused for what it never accepts, and
-    Denied for what others forbid; Retryable once the deadline has passed, or at once where the server asks for a longer pause.
+    Denied for what others forbid; AuthorityChanged; Retryable once the deadline has passed, or at once where the server asks
+    for a longer pause.
     """
 
     def __init__(
@@ -132,6 +137,7 @@ class Connection:
                 self._on_response(method, response.status)
                 return _read(method, path, response, await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._check_authority(error)
             raise _Again(f"{type(error).__name__}: {error}") from error
 
     async def lines(self, path: str, silence: float, torn: bool = False, **params: str) -> AsyncIterator[bytes]:
@@ -149,7 +155,15 @@ class Connection:
         except _Again as error:
             raise (Busy if error.busy else Retryable)(f"GET {path} is refused for now: {error}", error.after) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._check_authority(error)
             raise Retryable(f"GET {path} broke off: {type(error).__name__}: {error}") from error
+
+    def _check_authority(self, error: Exception) -> None:
+        if isinstance(error, aiohttp.ClientSSLError) and self._access.is_outdated():
+            message = (
+                f"the file of the API server's authorities has changed since the start, which a restart mends: {error}"
+            )
+            raise AuthorityChanged(message) from error
 
     def _request(
         self,

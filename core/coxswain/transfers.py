@@ -103,6 +103,10 @@ def _joined(parts: Sequence[Ints], columns: int) -> Ints:
     return np.concatenate([np.zeros((columns, 0), dtype=np.int64), *parts], axis=1)
 
 
+def _named(name: int, rows: Ints) -> Ints:
+    return np.concatenate([np.full((1, rows.shape[1]), name), rows])
+
+
 def sides(box: Box) -> tuple[int, int, int, int]:
     """Its first row and the one behind its last, and so its columns: one of a vector."""
     (top, left), (rows, columns) = (*box.offset, 0)[:2], (*box.shape, 1)[:2]
@@ -134,13 +138,15 @@ def transfers(
     What no device holds comes from the checkpoint (sender STORE) if it is `stored`; else raises ValueError.
     """
     load = np.zeros(links.node.size) if busy is None else busy
-    mine, theirs = _by_name(need), _by_name(have)
-    parts = [
-        _column_moves(column, links, element, load)
-        for name in range(len(need.names))
-        if not np.array_equal(mine[name], theirs[name])  # as of the layers that stay where they are
-        for column in _columns(name, theirs[name], mine[name], links.node.size, None if stored else need.names)
-    ]
+    known: dict[tuple[bytes, bytes], list[Column]] = {}  # layers that go from one stage to another are alike
+    parts = []
+    for name, (mine, theirs) in enumerate(zip(_by_name(need), _by_name(have), strict=True)):
+        key = mine.tobytes(), theirs.tobytes()
+        if mine.shape == theirs.shape and key[0] == key[1]:
+            continue  # as of the layers that stay where they are
+        if key not in known:
+            known[key] = list(_columns(theirs, mine, links.node.size, None if stored else need.names[name]))
+        parts += [_named(name, _column_moves(column, links, element, load)) for column in known[key]]
     return Transfers(*_joined(parts, 7))
 
 
@@ -155,7 +161,6 @@ def _by_name(boxes: Boxes) -> list[Ints]:
 class Column:
     """Columns [left, right) of a tensor, cut into rows at `edges`: which device holds and which one lacks which cell."""
 
-    name: int
     left: int
     right: int
     edges: Ints
@@ -163,18 +168,19 @@ class Column:
     lacking: Ints  # (cell, device), by cell
 
 
-def _columns(name: int, have: Ints, need: Ints, devices: int, names: Sequence[str] | None) -> Iterator[Column]:
+def _columns(have: Ints, need: Ints, devices: int, named: str | None) -> Iterator[Column]:
+    """Of a tensor of which a device lacks something. Raises ValueError, if it is `named`, where no device holds a cell."""
     for left, right in pairwise(np.unique(np.concatenate([have[3:].ravel(), need[3:].ravel()])).tolist()):
         old, new = (rows[:, (rows[3] <= left) & (rows[4] >= right)] for rows in (have, need))
         edges = np.unique(np.concatenate([old[1:3].ravel(), new[1:3].ravel()]))
         held, wanted = _expanded(old, edges), _expanded(new, edges)
         missing = wanted[0][~_are_in(held[0], wanted[0])]
-        if missing.size and names:
+        if missing.size and named:
             rows = f"rows {edges[missing[0]]} to {edges[missing[0] + 1]}"
-            raise ValueError(f"{names[name]}: no device holds {rows}, columns {left} to {right}")
+            raise ValueError(f"{named}: no device holds {rows}, columns {left} to {right}")
         lacking = wanted[:, ~_are_in(held[0] * devices + held[1], wanted[0] * devices + wanted[1])]
         if lacking.size:
-            yield Column(name, left, right, edges, held, lacking)
+            yield Column(left, right, edges, held, lacking)
 
 
 def _are_in(ordered: Ints, values: Ints) -> NDArray[np.bool_]:
@@ -194,22 +200,33 @@ def _expanded(rows: Ints, edges: Ints) -> Ints:
 
 def shared(held: Boxes) -> Boxes:
     """Owners of optimizer state: all holders of a part own equal rows of it."""
+    known: dict[bytes, Ints] = {}  # layers of one stage are alike
     parts = []
     for name, rows in enumerate(_by_name(held)):
-        for left, right in pairwise(np.unique(rows[3:].ravel()).tolist()):
-            mine = rows[:, (rows[3] <= left) & (rows[4] >= right)]
-            edges = np.unique(mine[1:3].ravel())
-            cell, device = _expanded(mine, edges)
-            count, turn = np.bincount(cell)[cell], _turns(cell)
-            start, height = edges[cell], (edges[1:] - edges[:-1])[cell]
-            first, last = start + height * turn // count, start + height * (turn + 1) // count
-            sides = np.full_like(cell, left), np.full_like(cell, right)
-            parts.append(np.stack([np.full_like(cell, name), device, first, last, *sides])[:, last > first])
+        key = rows.tobytes()
+        if key not in known:
+            known[key] = _owned(rows)
+        parts.append(_named(name, known[key]))
     return Boxes(held.names, *_joined(parts, 6))
 
 
+def _owned(rows: Ints) -> Ints:
+    """Rows (device, first, last, left, right) of one tensor's owners, from those of its holders."""
+    parts = []
+    for left, right in pairwise(np.unique(rows[3:].ravel()).tolist()):
+        mine = rows[:, (rows[3] <= left) & (rows[4] >= right)]
+        edges = np.unique(mine[1:3].ravel())
+        cell, device = _expanded(mine, edges)
+        count, turn = np.bincount(cell)[cell], _turns(cell)
+        start, height = edges[cell], (edges[1:] - edges[:-1])[cell]
+        first, last = start + height * turn // count, start + height * (turn + 1) // count
+        sides = np.full_like(cell, left), np.full_like(cell, right)
+        parts.append(np.stack([device, first, last, *sides])[:, last > first])
+    return _joined(parts, 5)
+
+
 def _column_moves(column: Column, links: Links, element: int, load: Seconds) -> Ints:
-    """Rows of Transfers. Cells with one holder have one sender; the others choose theirs cell by cell."""
+    """Rows of Transfers but the name. Cells with one holder have one sender; the others choose theirs cell by cell."""
     cell, receiver = column.lacking
     size = (column.edges[cell + 1] - column.edges[cell]) * (column.right - column.left) * element
     begin, end = np.searchsorted(column.held[0], cell), np.searchsorted(column.held[0], cell, side="right")
@@ -223,7 +240,7 @@ def _column_moves(column: Column, links: Links, element: int, load: Seconds) -> 
         np.add.at(load, sender[at], links.seconds(size[at], sender[at], receiver[at]))
     sides = np.full_like(cell, column.left), np.full_like(cell, column.right)
     rows = column.edges[cell], column.edges[cell + 1]
-    return np.stack([np.full_like(cell, column.name), *rows, *sides, sender, receiver])
+    return np.stack([*rows, *sides, sender, receiver])
 
 
 def _chosen(holders: Ints, receivers: Ints, links: Links, load: Seconds) -> Ints:

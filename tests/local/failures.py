@@ -161,7 +161,7 @@ def saw(output: str) -> str:
     text = re.sub(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b", r"\1…", text.replace(sys.prefix, "…"))
     text = re.sub(r"\b(process|pid) \d+", r"\1 4711", text)
     text = re.sub(r'"[0-9a-f]+-[0-9a-f]+-[0-9a-f]+"', '"…"', text)  # etags
-    text = re.sub(r"(127\.0\.0\.1):\d+", r"\1:…", text)  # ports from the kernel
+    text = re.sub(r"(127\.0\.0\.1\]?):\d+", r"\1:…", text)  # ports from the kernel
     text = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "…", text)  # uids
     text = printable(text).encode("ascii", "backslashreplace").decode().replace("\\u2026", "…").replace("|", "\\|")
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -80,6 +80,33 @@ def test_a_full_disk_for_checkpoints_ends_the_job_by_what_is_missing_and_leaves_
     assert f"{run.folder}/disk/checkpoints/" in said(run)
 
 
+@pytest.mark.slow
+def test_a_disk_for_checkpoints_that_fills_amid_training_is_waited_for_by_name_and_costs_no_data(run, baseline):
+    """It fills between two checkpoints. Room costs the steps since the last one, and no command."""
+    run.within = with_small_disk(run.folder / "disk", "20m")
+    del run.objects[-1]["spec"]["failurePolicy"]
+    cox = run.start()
+    disk = Path(f"/proc/{cox.pid}/root{run.folder}/disk")  # in the run's own mount namespace
+    wait_until(lambda: any(disk.glob("checkpoints/manifests/*")) or cox.poll() is not None, "a checkpoint")
+    fill(disk / "ballast")
+    stored = run.workdir / "cluster/TrainingJob/default/small.json"
+    wait_until(lambda: "StoreAway" in stored.read_text() or cox.poll() is not None, "the full disk is seen")
+    assert cox.poll() is None, said(run)
+    (disk / "ballast").unlink()
+    assert run.finish(cox, 150) == 0, said(run)
+    assert f"waiting for the store: file://{run.folder}/disk/checkpoints/" in said(run)
+    assert "No space left on device; make room there" in said(run)
+    note(run.warnings())
+    assert (run.digests(), run.losses()) == (baseline.digests(), baseline.losses())
+
+
+def fill(path: Path) -> None:
+    """Takes all room of the disk."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
 @pytest.mark.parametrize("size", ["4k", pytest.param("40k", marks=pytest.mark.slow)])
 def test_a_full_disk_for_the_block_index_ends_the_job_by_what_is_missing(run, size):
     """The checkpoint's place is where blocks are indexed; it has room for the record of the run, or

@@ -87,6 +87,10 @@ def test_a_refusal_is_listed_whole_without_numbers_that_vary() -> None:
     assert saw(f"shards/{'0a' * 32}.safetensors is missing") == "shards/0a0a0a0a….safetensors is missing"
 
 
+def test_a_port_of_the_kernels_choice_is_left_out_also_where_its_address_is_in_brackets() -> None:
+    assert saw("lost: [127.0.0.1]:26549: reset by 127.0.0.1:7") == "lost: [127.0.0.1]:…: reset by 127.0.0.1:…"
+
+
 def test_cases_that_differ_in_numbers_only_share_a_line() -> None:
     name = "test_a_tokenizer_that_cannot_be_read_is_refused_with_the_way_out"
     seen = [Seen(f"tests/unit/{PARTS[0].name}::{name}[{case}] (call)", None, f"No: port {case}") for case in (7, 8, 9)]

@@ -103,6 +103,15 @@ def test_a_worker_that_lost_a_peer_says_so_at_once_and_waits_as_long_as_it_must(
     assert (code, words(said), waits(said)) == (0, [f"[a] {text}: b"], [None, None])
 
 
+def test_what_gloo_guesses_and_where_its_sources_were_is_left_out_of_what_a_worker_says(run: Any) -> None:
+    place = "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] "
+    rest = " This is typically caused by a remote worker hanging or bugs in the application. Check the logs. GLHF!"
+    said, _ = run([RuntimeError(f"{place}Read error [10.0.0.7]:59546: Connection reset by peer.{rest}"), 0])
+    assert words(said) == ["Read error [10.0.0.7]:59546: Connection reset by peer"]
+    said, _ = run([RuntimeError("[3] shapes at /a/b.py:7 do not match"), 0])
+    assert faults(said) == ["[3] shapes at /a/b.py:7 do not match"]
+
+
 @pytest.mark.parametrize("error", [Stale("of generation 1"), StateNotTaken("it is not held")])
 def test_a_world_that_is_over_or_cannot_take_its_state_is_no_fault_of_the_worker(run: Any, error: Exception) -> None:
     said, code = run([error, 0])

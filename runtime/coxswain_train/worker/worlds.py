@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ NEXT_WORLD_SECONDS = 3.0  # seconds from an error, which may be this worker's ow
 _OWN_FAULT = "Duplicate GPU detected"  # NCCL's, in an error of the class of lost peers: two ranks share a device
 _NO_HOST_MEMORY = "DefaultCPUAllocator: "  # torch's, in a RuntimeError
 _LESS_MEMORY = "out of memory; lower hybridData.tokensPerReplica, or set recompute: Full or offload: Auto: "
+_OF_GLOO = re.compile(r"^\[/\S+:\d+\] |\.? This is typically caused by .*")  # the place in its sources; guesses
 _LOST_PEER = ("gloo/transport", "gloo/rendezvous", "Connection reset by peer", "NCCL communicator was aborted")
 
 
@@ -113,5 +115,5 @@ def _end(assignment: Assignment, ended: Fault | None) -> CoxswainError:
 
 def _first_line(error: Exception) -> str:
     """One line of an error; where memory was short, behind what makes a step need less of it."""
-    line = (str(error) or type(error).__name__)[:500].partition("\n")[0]
+    line = _OF_GLOO.sub("", (str(error) or type(error).__name__)[:500].partition("\n")[0])
     return _LESS_MEMORY + line if is_out_of_memory(error) else line

@@ -73,22 +73,21 @@ def pipeline_seconds(times: Sequence[float], hops: Sequence[float], count: int, 
     depth = len(times)
     if depth == 1:
         return count * times[0]
-    ahead, behind = [t * forward for t in times], [t * (1 - forward) for t in times]
     free = [0.0] * depth  # when each stage has ended its last operation
     outputs: list[list[float]] = [[] for _ in times]  # when each forward ended
-    back = list(reversed(list(zip(range(depth), behind, (0.0, *hops), strict=True))))
+    before = (0.0, *hops)
+    fore = [(s, times[s] * forward, before[s]) for s in range(depth)]
+    back = [(s, times[s] * (1 - forward), before[s]) for s in reversed(range(depth))]
     for k in range(count):
         arrived: list[float] = []
-        hop = 0.0
-        for s in range(depth):
-            now, done, each = free[s], outputs[s], ahead[s]
-            for i in range(len(done), min(depth - s + k, count)):
+        for s, each, hop in fore:
+            now, done, stop = free[s], outputs[s], depth - s + k
+            for i in range(len(done), stop if stop < count else count):  # min() takes twice as long
                 if s and arrived[i] + hop > now:
                     now = arrived[i] + hop
                 now += each
                 done.append(now)
             free[s], arrived = now, done
-            hop = hops[s] if s < depth - 1 else 0.0
         ready = 0.0
         for s, each, hop in back:
             now = free[s]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -73,7 +74,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """No plan is faster than so many times the healthy step: device i does 1/x_i of a healthy one's work."""
         return self.devices / sum(1 / x for node in self.slowdowns for x in node)
 
-    def with_slowdowns(self, slowdowns: list[list[float]]) -> Cluster:
+    def with_slowdowns(self, slowdowns: Sequence[Sequence[float]]) -> Cluster:
         """Infinite: dead."""
         nodes = [
             Node(node.name, tuple(DeviceState(None if x == float("inf") else x) for x in row), node.bandwidth)

@@ -6,7 +6,8 @@ travel after the last backward: what the engine overlaps is not credited. The op
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cached_property
 from typing import NamedTuple
 
@@ -65,8 +66,17 @@ class Costs:
         self._hops: dict[tuple[int, int, int, int], float] = {}
         self._syncs: dict[tuple[int, int, bool, bool, int, int], float] = {}
         self._times: dict[tuple[int, float], float] = {}
-        self._caps: dict[tuple[int, int, bool, int], int] = {}
+        self._caps: dict[tuple[int, int, bool, int, int | None], int] = {}
         self._elements: dict[tuple[int, bool, bool], tuple[int, int]] = {}
+
+    def at(self, slowdowns: Sequence[Sequence[float]]) -> Costs:
+        """The same model, nodes and limit with other slowdowns, infinite for dead devices.
+
+        Both share their tables: no entry depends on a slowdown that is not in its key.
+        """
+        other = copy(self)
+        other.cluster = self.cluster.with_slowdowns(slowdowns)
+        return other
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
@@ -142,9 +152,9 @@ class Costs:
 
     def most_layers(self, degree: int, first: bool, depth: int, replicas: int) -> int:
         """How many layers fit on a stage; 0: none."""
-        key = degree, replicas, first, depth
+        key = degree, replicas, first, depth, self.limit
         if key not in self._caps:
-            self._caps[key] = self._most(*key)
+            self._caps[key] = self._most(degree, replicas, first, depth)
         return self._caps[key]
 
     def _most(self, degree: int, replicas: int, first: bool, depth: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import permutations
 
 from coxswain.plan.layouts.chains import Chain, chain
@@ -13,6 +14,9 @@ SMALL = 16  # devices: every chain is simulated, in every order where it has few
 ALL_LASTS = 256  # devices: beyond, a replica's groups stand in one order until the end of the search
 _PERMUTED = 4  # stages
 
+Look = tuple[int, float, float, int]  # degree, slowdown, and the node's bandwidth and number among those of the chain
+Places = tuple[int, ...]
+
 
 class Chains:
     """Evaluates chains, each once."""
@@ -21,13 +25,30 @@ class Chains:
         self.costs, self.settler = costs, Settler(costs)
         self.simulated = costs.cluster.devices <= SMALL
         self._known: dict[tuple[int, tuple[Group, ...]], Chain | None] = {}
+        self._alike: dict[tuple[int, tuple[Look, ...]], tuple[Places, Chain] | None] = {}
 
     def of(self, groups: Iterable[Group], replicas: int) -> Chain | None:
         """The chain of these groups in a good order; None: there are no groups, or the model does not fit on them."""
         key = replicas, ordered(groups)
         if key not in self._known:
-            self._known[key] = self._best(key[1], replicas)
+            self._known[key] = self._found(key[1], replicas)
         return self._known[key]
+
+    def _found(self, groups: tuple[Group, ...], replicas: int) -> Chain | None:
+        """Groups that look alike take equally long in each order, so the order of the first ones is that of all."""
+        key = replicas, self._looks(groups)
+        if key not in self._alike:
+            best = self._best(groups, replicas)
+            self._alike[key] = (tuple(map(groups.index, best.groups)), best) if best else None
+        found = self._alike[key]
+        return found and replace(found[1], groups=tuple(groups[i] for i in found[0]))
+
+    def _looks(self, groups: tuple[Group, ...]) -> tuple[Look, ...]:
+        """All that seconds and bytes of chains follow from. Of its node a group has the bandwidth, and a number by first use."""
+        nodes, numbers = self.costs.cluster.nodes, dict[int, int]()
+        return tuple(
+            (g.degree, g.slowdown, nodes[g.node].bandwidth, numbers.setdefault(g.node, len(numbers))) for g in groups
+        )
 
     def _best(self, groups: tuple[Group, ...], replicas: int) -> Chain | None:
         count = max(1, self.costs.cluster.micro_batches // replicas)

@@ -44,9 +44,7 @@ def without(costs: Costs, slowdowns: list[list[float]]) -> Costs | None:
     """With other slowdowns, infinite for devices that are not to be used; None: all of them."""
     if all(x == float("inf") for row in slowdowns for x in row):
         return None
-    other = Costs(costs.cluster.with_slowdowns(slowdowns), costs.model)
-    other.limit = costs.limit
-    return other
+    return costs.at(slowdowns)
 
 
 def candidates(costs: Costs, effort: Effort | None = None) -> list[Draft]:

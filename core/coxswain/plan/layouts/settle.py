@@ -51,31 +51,23 @@ class Settler:
         return chains
 
     def deal(self, chains: Sequence[Chain]) -> Draft | None:
-        """Micro-batches by the true times: the error of each chain's estimate goes into its start, some times over."""
-        best: Draft | None = None
-        starts = [c.start for c in chains]
-        for _ in range(4):
-            counts = fill_counts(self._costs.cluster.micro_batches, [c.pace for c in chains], starts)
-            if counts is None:
-                return None
-            ends = [self.seconds(c, m) for c, m in zip(chains, counts, strict=True)]
-            if best is None or max(ends) < best.seconds:
-                best = Draft(tuple(chains), tuple(counts), max(ends))
-            starts = [end - m * c.pace for c, m, end in zip(chains, counts, ends, strict=True)]
-        return self._levelled(best) if best else None
+        """Micro-batches by the estimates, then levelled by the true times."""
+        pace, starts = [c.pace for c in chains], [c.start for c in chains]
+        counts = fill_counts(self._costs.cluster.micro_batches, pace, starts)
+        return None if counts is None else self._levelled(chains, counts)
 
-    def _levelled(self, draft: Draft) -> Draft:
+    def _levelled(self, chains: Sequence[Chain], counts: list[int]) -> Draft:
         """Moves a micro-batch from the chain that ends last to the one that would end first with it, while that helps."""
-        chains, counts, replicas = draft.chains, list(draft.counts), range(len(draft.counts))
+        replicas = range(len(counts))
         ends = [self.seconds(c, m) for c, m in zip(chains, counts, strict=True)]
         while True:
             late = max(replicas, key=ends.__getitem__)
             early = min(replicas, key=lambda i: ends[i] + chains[i].pace)
             if late == early or counts[late] == 1:
-                return Draft(chains, tuple(counts), ends[late])
+                return Draft(tuple(chains), tuple(counts), ends[late])
             end = self.seconds(chains[early], counts[early] + 1)
             if end >= ends[late] - 1e-12:
-                return Draft(chains, tuple(counts), ends[late])
+                return Draft(tuple(chains), tuple(counts), ends[late])
             counts[early], ends[early] = counts[early] + 1, end
             counts[late] -= 1
             ends[late] = self.seconds(chains[late], counts[late])

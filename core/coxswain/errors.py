@@ -25,9 +25,16 @@ class Refused(CoxswainError):
 
 
 class Retryable(CoxswainError):
-    """May pass without help: an absent service, a store that answers 503, a missed deadline."""
+    """May pass without help: an absent service, a store that answers 503, a missed deadline.
+
+    `after`: seconds for which the service asks not to be asked again.
+    """
 
     reason = "Retryable"
+
+    def __init__(self, message: str = "", after: float = 0.0) -> None:
+        self.after = after
+        super().__init__(message)
 
 
 class Stale(CoxswainError):

@@ -75,9 +75,9 @@ class ActionExecutor:
         for action in decision.of(LeaveQueue, CheckpointAndStop, Quarantine, EndQuarantine):
             done.append(await self._execute_together(job, [action]))
         done += [await self._execute_together(job, [action]) for action in statuses if not _is_of(job, action)]
-        fault = self.refusals(job).rejection
-        if fault is not None and fault.reason == UNAVAILABLE:
-            raise Retryable(fault.message)
+        refusals = self.refusals(job)
+        if (fault := refusals.rejection) is not None and fault.reason == UNAVAILABLE:
+            raise Retryable(fault.message, refusals.after)
         return all(done)
 
     async def _execute_pods(self, job: Manifest, deletes: Sequence[Action], creates: Sequence[Action]) -> bool:

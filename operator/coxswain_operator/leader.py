@@ -61,18 +61,19 @@ class Leader:
 
     async def hold(self) -> None:
         """Renews; returns when the Lease is lost, at most `renew` seconds after the last good renewal."""
+        in_order = False
         try:
             await self._renew()
-            self._lost = True
+        except asyncio.CancelledError:
+            in_order = True  # the last events may be written
+            raise
         finally:
-            self.renewed = 0.0
+            self._lost, self.renewed = not in_order, 0.0
 
     async def _renew(self) -> None:
         while True:
-            left = self.renewed + self._timing.renew - _clock()
             try:
-                async with asyncio.timeout(left):
-                    ours = await self._attempt()
+                ours = await self._attempt_in_time()
             except TimeoutError:
                 log.error("the Lease could not be renewed for %g s", self._timing.renew)
                 return
@@ -80,6 +81,14 @@ class Leader:
                 log.error("the Lease has another holder")
                 return
             await asyncio.sleep(self._timing.retry)
+
+    async def _attempt_in_time(self) -> bool:
+        """Raises TimeoutError `renew` seconds after the last good renewal; unsent if they are over already, as after a stop."""
+        left = self.renewed + self._timing.renew - _clock()
+        if left <= 0:
+            raise TimeoutError
+        async with asyncio.timeout(left):
+            return await self._attempt()
 
     def may_write(self) -> bool:
         """False once the Lease is lost or its last renewal is too old, also before `hold` has noticed: a process may be stopped

@@ -17,6 +17,7 @@ class PassRefusals:
 
     rejection: Fault | None = None  # the first: of a child, or of a child's deletion; also a failure of the server
     taken: list[tuple[str, str]] = field(default_factory=list)  # kind and name of children whose names others hold
+    after: float = 0.0  # seconds for which the server asks not to be asked again
     quarantine: str = ""  # why a NodeQuarantine could not be made or ended
     conflicts: set[str] = field(default_factory=set)  # objects whose write met a conflict
     before: frozenset[str] = frozenset()  # likewise in the pass before
@@ -56,6 +57,8 @@ class Refusals:
             mine.conflicts.add(what)
             if what not in mine.before:
                 return False
+        if isinstance(error, Retryable):
+            mine.after = max(mine.after, error.after)
         self.set_fault(key, fault_of(what, error))
         return True
 

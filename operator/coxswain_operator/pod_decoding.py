@@ -248,7 +248,13 @@ def holder_view(holder: Manifest, job: Manifest) -> HolderView:
         owner=f"{owner['kind']} {owner['name']}" if owner else "",
         leftover=predecessor and older,
         deleting="deletionTimestamp" in meta,
+        former_uid="" if owner else _former_uid(meta.get("labels") or {}, job),
     )
+
+
+def _former_uid(labels: Manifest, job: Manifest) -> str:
+    uid = str(labels.get(names.LABEL_JOB_UID, "")) if labels.get(names.LABEL_JOB) == job["metadata"]["name"] else ""
+    return "" if uid == job["metadata"]["uid"] else uid
 
 
 def _waiting(status: PodStatus) -> Waiting:

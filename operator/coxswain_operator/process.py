@@ -32,6 +32,7 @@ from coxswain_operator.health import HealthStatus, LoopLag, serve_health
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.kopf_watches import run_watches
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
+from coxswain_operator.kubernetes.connection import AuthorityChanged
 from coxswain_operator.kubernetes.discovery import find_gang_backend
 from coxswain_operator.kubernetes.token_keys import load_keys
 from coxswain_operator.leader import Leader, Timing
@@ -100,7 +101,7 @@ def main(
         asyncio.run(run(options))
     except Refused as error:
         sys.exit(_say(error, Exit.USER_FAULT))
-    except (Retryable, OSError) as error:
+    except (AuthorityChanged, Retryable, OSError) as error:
         sys.exit(_say(error, Exit.RETRYABLE))
     except asyncio.CancelledError:  # SIGTERM
         log.info("SIGTERM received on standby")

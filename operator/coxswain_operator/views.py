@@ -129,6 +129,7 @@ class HolderView:
     owner: str = ""  # kind and name of its controller
     leftover: bool = False  # of an earlier job of the same name
     deleting: bool = False
+    former_uid: str = ""  # without a controller: of the earlier job of the same name whose labels it has
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
+from coxswain.errors import Retryable
 from coxswain_operator.backoff import doubled
 from coxswain_operator.cluster import Conflict
 
@@ -121,11 +122,12 @@ class WorkQueue:
 
 
 def _backoff(key: Key, error: Exception, failures: int) -> RequeueDelay:
-    """Additions do not shorten it: a busy job must not overload a failing server."""
+    """Additions do not shorten it: a busy job must not overload a failing server. What the server asks for comes on top."""
     if isinstance(error, Conflict):
         log.info("%s/%s: the object has changed: %s", *key, error)
     else:
         log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
     first = CONFLICT_SECONDS if isinstance(error, Conflict) else ERROR_SECONDS
-    seconds = random.uniform(0.5, 1.0) * doubled(failures, first, MAX_BACKOFF_SECONDS)
+    asked = error.after if isinstance(error, Retryable) else 0.0
+    seconds = asked + random.uniform(0.5, 1.0) * doubled(failures, first, MAX_BACKOFF_SECONDS)
     return RequeueDelay(seconds, seconds)

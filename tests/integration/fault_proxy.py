@@ -25,7 +25,7 @@ from coxswain_link.listening import close, listen
 from tests.faults import Cut, Delay, Lose, Refuse, cut_off, drawn_from, dropped, every, lines, passed_on
 from tests.integration.apiserver import ApiServer
 
-__all__ = ["Break", "Call", "Cut", "Delay", "FaultProxy", "Lose", "Plan", "Refuse", "drawn", "every"]
+__all__ = ["Break", "Call", "Cut", "Delay", "Fault", "FaultProxy", "Lose", "Plan", "Refuse", "drawn", "every"]
 
 _WORDS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +13,14 @@ import pytest
 from tests.children import Child
 from tests.integration import processes
 from tests.integration.apiserver import ApiServer
+from tests.integration.audit import created
+from tests.integration.fault_proxy import Call, Fault, FaultProxy, Refuse
 from tests.integration.operator_parts import MERGE, Kubelet, apply_all, new_namespace
 from tests.integration.processes import QUICK, holder
 
 # A leader that a busy machine holds up for longer than it may take to renew exits.
 FAST = ("--lease-seconds", "8", "--renew-seconds", "7", "--retry-seconds", "0.2")
+SHORT = ("--lease-seconds", "3", "--renew-seconds", "2.5", "--retry-seconds", "0.2")
 Start = Callable[..., Child]
 
 
@@ -25,9 +29,9 @@ def start(api: ApiServer, tmp_path: Path) -> Iterator[Start]:
     """Starts operators of one namespace, in which the Lease is as well."""
     children: list[Child] = []
 
-    def one(namespace: str, *options: str) -> Child:
+    def one(namespace: str, *options: str, kubeconfig: Path = api.kubeconfig) -> Child:
         within = ("--namespace", namespace, "--operator-namespace", namespace)
-        child = processes.operator(api.kubeconfig, tmp_path / f"operator-{len(children)}.log", *within, *options)
+        child = processes.operator(kubeconfig, tmp_path / f"operator-{len(children)}.log", *within, *options)
         children.append(child)
         return child
 
@@ -38,6 +42,12 @@ def start(api: ApiServer, tmp_path: Path) -> Iterator[Start]:
 
 def lease(api: ApiServer, namespace: str) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/coxswain-operator"
+
+
+def hold_lease(api: ApiServer, namespace: str, identity: str) -> None:
+    head, spec = {"name": "coxswain-operator"}, {"holderIdentity": identity, "leaseDurationSeconds": 60}
+    answer = api.http.post(lease(api, namespace).rpartition("/")[0], json={"metadata": head, "spec": spec})
+    assert answer.is_success, answer.text
 
 
 def test_an_applied_job_gets_its_pods_and_the_process_says_that_it_is_well(api: ApiServer, start: Start) -> None:
@@ -79,3 +89,52 @@ def test_after_the_leader_is_killed_the_standby_takes_over_and_creates_nothing_t
     second.wait_until(lambda: holder(api, namespace) not in ("", leading))
     second.wait_until(lambda: len(kubelet.names()) == 4)
     assert kubelet.names() == ["demo-coordinator-0", "demo-loader-0-0", "demo-trainer-0-0", "demo-trainer-1-0"]
+
+
+class Stopped:
+    """A plan: the first pod is to be asked for again after a second, in which the process is stopped. Keeps what it writes when
+    it goes on."""
+
+    def __init__(self, child: Child) -> None:
+        self._child, self.is_stopped, self.late = child, asyncio.Event(), list[Call]()
+        self._went_on, self._renewals = False, -1
+
+    def __call__(self, call: Call) -> Fault | None:
+        if self._went_on and call.writing:
+            self.late.append(call)
+        if call.method == "POST" and call.path.endswith("/pods") and self._renewals < 0:
+            self._renewals = 0
+            return Refuse(429, after=1)
+        if "/leases/" in call.path and self._renewals >= 0:
+            self._renewals += 1
+            if self._renewals == 2:  # the answer has arrived
+                self._child.process.send_signal(signal.SIGSTOP)
+                self.is_stopped.set()
+        return None
+
+    def go_on(self) -> None:
+        self._went_on = True
+        self._child.process.send_signal(signal.SIGCONT)
+
+
+async def test_a_leader_that_is_stopped_until_another_has_taken_over_writes_nothing_afterwards_and_ends(
+    api: ApiServer, start: Start, tmp_path: Path
+) -> None:
+    """The write that it then wants to repeat at once must not reach the server, nor a renewal."""
+    namespace = new_namespace(api)
+    kubelet = Kubelet(api, namespace)
+    hold_lease(api, namespace, "first")  # its own, as after a restart: the other one cannot be quicker
+    async with FaultProxy(api, tmp_path) as proxy:
+        first = start(namespace, *SHORT, "--identity", "first", kubeconfig=proxy.kubeconfig)
+        second = start(namespace, *FAST, "--identity", "second")
+        await asyncio.to_thread(second.wait_until, lambda: "health on" in second.log.read_text())
+        await asyncio.to_thread(first.wait_until, lambda: "first is the leader" in first.log.read_text())
+        proxy.plans[namespace] = plan = Stopped(first)
+        apply_all(api, namespace)
+        await asyncio.wait_for(plan.is_stopped.wait(), 60)
+        await asyncio.to_thread(second.wait_until, lambda: len(kubelet.names()) == 4)
+        assert holder(api, namespace) == "second"
+        plan.go_on()
+        assert await asyncio.to_thread(first.process.wait, 60) == 1
+    assert "no longer the leader" in first.log.read_text() and holder(api, namespace) == "second"
+    assert plan.late == [] and set(created(api, namespace).values()) == {1}

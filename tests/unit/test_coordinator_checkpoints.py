@@ -126,6 +126,15 @@ def test_resume_never_refuses_another_run_and_continues_its_own(tmp_path):
     assert "set it to Auto to continue that run, or give a fresh checkpoint.uri" in message
 
 
+def test_a_job_that_a_backup_restored_under_another_uid_continues_its_run_from_the_newest_checkpoint(tmp_path):
+    """In its namespace and under its name. In another namespace it is another job, which needs its own place."""
+    job = make_job(tmp_path)
+    CheckpointStore(job, store_with(job, manifest(job, 6))).open()
+    restored = CheckpointStore(replace(job, uid="u2"), store_with(job)).open()
+    assert restored is not None and restored.step == 6
+    assert refusal(replace(job, uid="u2", namespace="lab-2"), store_with(job))[0] == "ForeignCheckpoint"
+
+
 @given(st.sets(st.integers(0, 200)), st.integers(0, 5), st.integers(0, 50))
 def test_the_last_and_every_nth_checkpoint_are_kept(steps, last, every):
     kept = kept_steps(CheckpointConfig(uri="x", keep_last=last, keep_every=every), steps)

@@ -211,6 +211,15 @@ async def test_a_name_that_is_taken_is_an_unexpected_result_and_stops_only_pods_
     assert len(executor.refusals(JOB).taken) == 1
 
 
+async def test_of_several_pauses_that_the_server_asks_for_in_one_pass_the_longest_is_kept() -> None:
+    pauses = {"demo-trainer-1-1": 30.0, "demo-trainer-1-2": 1.0}
+    server = Server(seconds=1.0)
+    server.refuses = lambda name: Retryable("429", after=pauses[name]) if name in pauses else None
+    with pytest.raises(Retryable) as raised:
+        await execute(executing(server), pod(0), pod(1), pod(2))  # two at once behind the first
+    assert raised.value.after == 30.0
+
+
 async def test_a_workload_that_is_there_already_holds_no_name_that_is_looked_at() -> None:
     """Its name is made of the job's uid: the next look at Workloads finds it."""
     server = Server()
@@ -224,10 +233,11 @@ async def test_a_workload_that_is_there_already_holds_no_name_that_is_looked_at(
 async def test_where_the_server_fails_with_a_pod_all_else_is_done_and_then_the_error_raised() -> None:
     """A webhook that does not answer is a 500: a job that is scaled must be asked to stop all the same."""
     server = Server()
-    server.refuses = lambda name: Retryable("failed calling webhook") if "trainer" in name else None
+    server.refuses = lambda name: Retryable("failed calling webhook", after=30.0) if "trainer" in name else None
     executor = executing(server)
-    with pytest.raises(Retryable, match="failed calling webhook"):
+    with pytest.raises(Retryable, match="failed calling webhook") as raised:
         await execute(executor, pod(1), pod(2), LEAVE, STOP, EVENT)
+    assert raised.value.after == 30.0  # that the server asks for
     assert [what[0] for what in server.asked] == ["publish", "create", "leave", "stop"]
     text = "Pod demo-trainer-1-1: the API server fails: failed calling webhook; it is tried again"
     assert executor.refusals(JOB).rejection == Fault("ServerUnavailable", text, retryable=True)

@@ -142,6 +142,14 @@ async def test_a_watch_that_ends_in_order_goes_on_at_the_version_that_it_reached
     assert len(server.listed) == 1
 
 
+async def test_a_list_is_asked_for_again_after_the_pause_that_the_server_asks_for() -> None:
+    server = Server([Busy("429: too many requests", after=30.0), page(7)])
+    async with informing(server) as informer:
+        await informer.ready(60.0)
+    (first, _), (second, _) = server.listed
+    assert second - first >= 30.0
+
+
 async def test_watches_that_the_server_ends_at_once_begin_a_second_apart() -> None:
     server = Server([page(7)], *[[]] * 100)
     async with informing(server):

@@ -187,6 +187,16 @@ async def test_a_leader_may_write_until_its_last_renewal_is_too_old_or_its_lease
     assert leader.renewed == 0.0 and not leader.may_write()
 
 
+async def test_a_holder_whose_time_is_over_when_it_goes_on_sends_no_renewal() -> None:
+    """It was stopped for a while: its renewal would keep the others waiting for a process that ends."""
+    server = Server()
+    leader = await acquired(server)
+    await asyncio.sleep(RENEW)
+    server.calls.clear()
+    await leader.hold()
+    assert server.calls == [] and not leader.may_write()
+
+
 async def test_a_leader_whose_lease_is_taken_may_write_no_more_and_one_that_is_ended_writes_its_last_events() -> None:
     server = Server()
     robbed, ended = await acquired(server), await acquired(Server())

@@ -1,5 +1,6 @@
 """Certificates and keys: whose are believed, which are shown, and that no file of them stays."""
 
+import asyncio
 import base64
 import json
 import ssl
@@ -15,9 +16,10 @@ from aiohttp import web
 
 from coxswain.errors import Refused, Retryable
 from coxswain_operator import kopf_watches
-from coxswain_operator.kubernetes.access import Access, find_access
-from coxswain_operator.kubernetes.connection import Connection
+from coxswain_operator.kubernetes.access import HOST, PORT, Access, find_access
+from coxswain_operator.kubernetes.connection import AuthorityChanged, Connection
 from coxswain_operator.kubernetes.trust import Trust
+from coxswain_operator.leader import Leader
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +170,37 @@ async def test_a_server_of_another_authority_is_not_believed_unless_verification
                     await connection.call("GET", "/x")
         async with Connection(Access(url, Trust(other, verify=False))) as connection:
             assert await connection.call("GET", "/x") == {"subject": ""}
+
+
+@pytest.mark.parametrize("changed", [False, True])
+async def test_a_process_whose_authorities_have_changed_since_it_read_them_ends_and_another_one_is_waited_for(
+    authority, tmp_path, changed
+):
+    """A standby that went on with those of its start could never lead."""
+    for name, text in (("ca.crt", trustme.CA().cert_pem.bytes()), ("token", b"t")):
+        (tmp_path / name).write_bytes(text)
+    async with server(authority, "127.0.0.1") as url:
+        _, host, port = url.replace("//", "").split(":")
+        access = find_access(account=tmp_path, environment={HOST: host, PORT: port})
+        async with Connection(access, 0.3) as connection:
+            if changed:
+                authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+            for call in (connection.call("GET", "/x"), anext(connection.lines("/x", 1.0))):
+                with pytest.raises(AuthorityChanged if changed else Retryable, match="certificate"):
+                    await call
+
+
+async def test_a_candidate_ends_with_a_change_of_the_authorities_and_a_holder_writes_no_more():
+    class Untrusted:
+        async def call(self, *_, **__):
+            raise AuthorityChanged("ca.crt has changed")
+
+    leader = Leader(Untrusted(), "ns", "lease", "a")
+    for waiting in (leader.acquire(), leader.hold()):
+        leader.renewed = asyncio.get_running_loop().time()
+        with pytest.raises(AuthorityChanged):
+            await waiting
+    assert not leader.may_write()
 
 
 async def test_without_an_authority_those_of_the_system_are_believed(authority, tmp_path, monkeypatch):

@@ -43,12 +43,22 @@ async def test_the_keys_are_asked_for_until_the_server_answers_and_permits_it(er
     assert (server.asked, asyncio.get_running_loop().time() - began) == (4, pytest.approx(3 * PAUSE_SECONDS))
 
 
+async def test_a_server_that_asks_for_a_longer_pause_is_asked_after_it() -> None:
+    server, began = Server(Retryable("429", after=30.0), KEYS), asyncio.get_running_loop().time()
+    await load_keys(cast("Connection", server), "coxswain-system")
+    assert asyncio.get_running_loop().time() - began == 30.0
+
+
 @pytest.mark.parametrize("error", [AlreadyExists("by another operator"), Conflict("a quota has changed")])
-async def test_keys_whose_creation_meets_another_write_are_looked_at_again(error: Exception) -> None:
-    missing = NotFound("no such Secret")
-    server = Server(missing, error, missing, error, KEYS)  # a Secret that is deleted meanwhile is created again
+async def test_keys_whose_creation_meets_another_write_are_looked_at_again_at_once(error: Exception) -> None:
+    """Two operators of a new release start together: the later one must not stand by a pause later."""
+    missing, clock = NotFound("no such Secret"), asyncio.get_running_loop().time
+    began, server = clock(), Server(missing, error, KEYS)
     assert len(await load_keys(cast("Connection", server), "coxswain-system")) == 1
-    assert server.asked == 5
+    assert (server.asked, clock() - began) == (3, 0.0)
+    began, server = clock(), Server(missing, error, missing, missing, error, KEYS)  # one that is deleted meanwhile
+    assert len(await load_keys(cast("Connection", server), "coxswain-system")) == 1
+    assert (server.asked, clock() - began) == (6, pytest.approx(PAUSE_SECONDS))
 
 
 @pytest.mark.parametrize("error", [AWAY, FORBIDDEN])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from coxswain.errors import Retryable
 from coxswain_operator import workqueue
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.workqueue import COALESCE_SECONDS, MAX_CONCURRENT, Key, RequeueDelay, WorkQueue
@@ -255,3 +256,17 @@ async def test_a_queue_stalls_when_keys_wait_and_no_call_ends_and_not_before() -
         assert len(begun) == MAX_CONCURRENT + 1
         assert (queue.oldest(2000.0), queue.stalled(2000.0)) == (pytest.approx(1000.0), pytest.approx(990.0))
         goes_on.set()
+
+
+@pytest.mark.parametrize(("after", "begun"), [(40.0, (40.5, 41.1)), (0.0, (0.5, 1.1))])
+async def test_a_key_rests_for_as_long_as_a_server_asks_though_it_is_added(
+    after: float, begun: tuple[float, float]
+) -> None:
+    passes = Passes(Retryable("429", after=after), REST)
+    async with WorkQueue(passes) as queue:
+        queue.add(KEY)
+        await asyncio.sleep(0.2)
+        queue.add(KEY)
+        await asyncio.sleep(60.0)
+    least, most = begun
+    assert least <= passes.begun[1] - passes.begun[0] <= most + COALESCE_SECONDS

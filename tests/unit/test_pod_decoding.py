@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coxswain.names import LABEL_ATTEMPT
+from coxswain.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_JOB_UID
 from coxswain_operator.children import CONTENT
 from coxswain_operator.children.scheduling import POD_GROUP, RETRIABLE
 from coxswain_operator.kubernetes.decoding import read_pod
@@ -237,6 +237,29 @@ def test_a_pods_job_is_its_controller_and_not_what_its_label_says(owners: list[M
     pod["metadata"] |= {"namespace": "lab", "resourceVersion": "7", "ownerReferences": owners}
     pod["metadata"]["labels"]["coxswain.dev/job-uid"] = "forged"
     assert read_pod(msgspec.json.encode(pod)).owner == job
+
+
+@pytest.mark.parametrize(
+    ("labels", "owners", "former"),
+    [
+        ({LABEL_JOB: "demo", LABEL_JOB_UID: "before"}, [], "before"),
+        ({LABEL_JOB: "demo", LABEL_JOB_UID: "before"}, [{**OWNER, "kind": "Deployment", "controller": True}], ""),
+        ({LABEL_JOB: "other", LABEL_JOB_UID: "before"}, [], ""),
+        (
+            {LABEL_JOB: "demo", LABEL_JOB_UID: "now"},
+            [],
+            "",
+        ),  # a person made it: what deletes it by label deletes the job's
+        ({}, [], ""),
+    ],
+)
+def test_only_an_object_without_a_controller_is_one_of_the_earlier_job_whose_labels_it_has(
+    labels: dict[str, str], owners: list[Manifest], former: str
+) -> None:
+    head = {"name": "demo", "uid": "s", "creationTimestamp": "1970-01-01T00:01:00Z", "labels": labels}
+    job = {"metadata": {"name": "demo", "uid": "now", "creationTimestamp": "1970-01-01T00:02:00Z"}}
+    view = holder_view({"kind": "Service", "metadata": {**head, "ownerReferences": owners}}, job)
+    assert view.former_uid == former
 
 
 @pytest.mark.parametrize(

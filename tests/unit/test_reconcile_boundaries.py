@@ -217,6 +217,22 @@ def test_pods_on_lost_nodes_are_deleted_by_force_behind_the_end_and_the_deletion
     assert (forced.name, forced.force) == (lost.name, True)
 
 
+@pytest.mark.parametrize("deleting", [False, True])
+def test_a_finished_job_that_is_being_deleted_is_not_deleted_again_when_its_time_to_live_is_over(
+    deleting: bool,
+) -> None:
+    observed = Scene((), spec={"ttlSecondsAfterFinished": 100}, status=over("Completed", "True")).observed
+    observed.job["metadata"] |= {"deletionTimestamp": stamp(NOW)} if deleting else {}
+    assert bool(reconcile(observed, NOW + 100).of(Delete)) is not deleting
+
+
+@pytest.mark.parametrize(("status", "asked"), [("False", [NOW + 30]), ("True", [])])
+def test_only_a_job_that_is_not_suspended_asks_for_a_pass_at_its_deadline(status: str, asked: list[float]) -> None:
+    clock = {"activeSeconds": 30} if status == "True" else {"activeSince": stamp(NOW - 30)}
+    scene = Scene(spec={"activeDeadlineSeconds": 60}, status={"conditions": [condition("Suspended", status)], **clock})
+    assert list(deadlines.requeue_times(scene.context())) == asked
+
+
 def test_a_finished_job_is_looked_at_again_when_its_time_to_live_is_over() -> None:
     scene = Scene((), spec={"ttlSecondsAfterFinished": 100}, status=over("Completed", "True"))
     assert RequeueAt(NOW + 100) in scene.decide().of(RequeueAt)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from coxswain_operator.children import CONTENT
+from coxswain_operator.reconcile.child_diff import BUDGET_SECONDS, budget_due
 from tests.unit.fake_cluster import FakeCluster
+from tests.unit.reconcile_scenes import GANG, NOW, Scene, condition
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB, passes, running
 
 
@@ -21,6 +23,11 @@ def deletions(world: FakeCluster) -> list[str]:
     found: list[str] = []
     world.before_call = lambda verb, what: found.append(what) if verb == "delete" else None
     return found
+
+
+def test_a_budget_comes_no_later_because_the_clock_was_set_back() -> None:
+    ready = {"conditions": [condition("PodsReady", "True", since=NOW + 3600)]}
+    assert budget_due(Scene(GANG, status=ready).context()) == NOW + BUDGET_SECONDS
 
 
 @pytest.mark.parametrize("kind", ["Service", "NetworkPolicy", "PodDisruptionBudget"])

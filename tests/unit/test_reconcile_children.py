@@ -8,7 +8,10 @@ import pytest
 
 from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
+from coxswain.names import PORT_COORDINATOR
 from coxswain_operator.children import PodPlan, children
+from coxswain_operator.children.common import controller_of
+from coxswain_operator.children.network import METRICS_PORTS
 from coxswain_operator.children.overlay import merged
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
@@ -95,6 +98,36 @@ def test_a_budget_lets_a_drain_take_pods_that_do_not_work() -> None:
     job, config = job_and_config()
     *_, budget = children(job, config, Settings(), attempt=0)
     assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def test_a_budget_counts_only_pods_of_its_attempt() -> None:
+    """Pods of the attempt before, which leave, must not let a drain take those that have come."""
+    job, config = job_and_config()
+    *_, budget = children(job, config, Settings(), attempt=1)
+    chosen = budget["spec"]["selector"]["matchLabels"].items()
+    of = [PodPlan(job, config, Settings(), attempt, 0).pod("trainer-1", 0)["metadata"]["labels"] for attempt in (0, 1)]
+    assert [chosen <= labels.items() for labels in of] == [False, True]
+
+
+def test_from_other_namespaces_the_operator_reaches_the_coordinator_and_prometheus_the_metrics() -> None:
+    job, config = job_and_config()
+    settings = Settings(operator_namespace="ops", prometheus_namespace="monitoring")
+    _, _, policy, *_ = children(job, config, settings, attempt=0)
+    own, *others = policy["spec"]["ingress"]
+    assert own == {"from": [{"podSelector": {"matchLabels": {"coxswain.dev/job-uid": "uid-of-demo"}}}]}
+    reached = {
+        rule["from"][0]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]: [
+            port["port"] for port in rule["ports"]
+        ]
+        for rule in others
+    }
+    assert reached == {"ops": [PORT_COORDINATOR], "monitoring": list(METRICS_PORTS)}
+
+
+def test_the_owner_of_an_object_is_its_controller_and_no_other_that_it_names() -> None:
+    other, controller = {"uid": "other"}, {"uid": "controller", "controller": True}
+    assert controller_of({"metadata": {"ownerReferences": [other, controller]}}) == controller
+    assert controller_of({"metadata": {"ownerReferences": [other]}}) == {}
 
 
 def test_secrets_of_endpoints_are_mounted_under_their_names() -> None:

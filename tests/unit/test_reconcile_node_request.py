@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from dataclasses import replace as changed_settings
 
 import pytest
@@ -10,12 +11,14 @@ from msgspec.structs import replace as changed
 from coxswain.names import LABEL_INCARNATION, LABEL_JOB_UID
 from coxswain.wire import NodeRequest
 from coxswain_operator.controller import Controller
-from coxswain_operator.reconcile import node_request
+from coxswain_operator.reconcile import node_request, quarantine
 from coxswain_operator.reconcile.actions import Quarantine
+from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.reconcile.status import KeptNode, read_status
 from coxswain_operator.reconcile.times import seconds, stamp
+from coxswain_operator.views import PodView, QuarantineView
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, copied, report
-from tests.unit.reconcile_scenes import NOW, Scene
+from tests.unit.reconcile_scenes import NOW, TRAINER, Scene, ended
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB
 from tests.unit.test_reconcile_quarantine import (
     SETTINGS,
@@ -55,6 +58,14 @@ async def test_a_former_pod_takes_room_on_the_other_node_until_it_has_ended(phas
     world.objects["Pod", "former"] = former
     await passes(world, 3)
     assert quarantined(world) == [SLOW.node] * leaves
+
+
+@pytest.mark.parametrize(("pod", "leaves"), [(TRAINER, True), (ended(0), False), (ended(3), False)])
+def test_only_a_trainer_that_still_runs_is_moved_off_its_node(pod: PodView, leaves: bool) -> None:
+    """One that has left, as its coordinator announced, needs no other node."""
+    made = QuarantineView("n1", "q", "n1", created=NOW, job="u")
+    observed = replace(Scene((replace(pod, node="n1"),)).observed, quarantines=(made,))
+    assert quarantine.left(build_context(observed, NOW, SETTINGS)) == ({"trainer-1"} if leaves else set())
 
 
 async def test_a_long_reason_is_cut_to_what_the_status_can_hold() -> None:

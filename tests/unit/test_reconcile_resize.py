@@ -10,11 +10,11 @@ import pytest
 
 from coxswain.wire import JobReport
 from coxswain_operator.reconcile import resize
-from coxswain_operator.reconcile.actions import CheckpointAndStop, WriteStatus
+from coxswain_operator.reconcile.actions import CheckpointAndStop, Sizing, WriteStatus
 from coxswain_operator.reconcile.resize import Resize, plan_resize
 from coxswain_operator.views import Event, Manifest, PodView
 from tests.unit.fake_cluster import FakeCluster, live, member_of, report, report_text, with_job
-from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition, ended
+from tests.unit.reconcile_scenes import COORDINATOR, GANG, NOW, TRAINER, Scene, condition, ended
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 BOUNDS = {"minCount": 1, "maxCount": 8}
@@ -285,3 +285,10 @@ def test_a_gang_shrinks_before_it_trains_to_the_trainers_that_found_a_node_in_ti
     found = plan_resize(context, context.config)
     text = f"only {size} of 4 trainers found a node within startTimeoutSeconds (900)"
     assert found == (None if size is None else Resize(size, 4, "CapacityLost", text))
+
+
+@pytest.mark.parametrize(("waited", "asked"), [(59, 0), (60, 1)])
+def test_a_coordinator_that_does_not_answer_is_asked_to_save_in_the_sixtieth_second(waited: int, asked: int) -> None:
+    status = {"conditions": [condition("Progressing", "False", NOW - waited, resize.REASON)]}
+    scene = Scene(GANG, TRAINS, spec={"trainers": {"count": 3}}, status=status, sizing=Sizing(3, None))
+    assert len(resize.calls(scene.context())) == asked

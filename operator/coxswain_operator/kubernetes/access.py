@@ -42,6 +42,8 @@ class Access:
     namespace: str = "default"
     """That of the kubeconfig's context, or of the pod."""
     proxy: str | None = None
+    is_outdated: Callable[[], bool] = lambda: False
+    """Whether the file of the authorities has changed since it was read."""
 
 
 def find_access(
@@ -85,12 +87,13 @@ def _of_pod(account: Path, environment: Mapping[str, str]) -> Access | None:
         return None
     where = f"[{host}]" if ":" in host else host
     # Read each time, since the kubelet renews it; the file is in memory.
-    own = account / "namespace"
+    own, authorities = account / "namespace", ca.read_bytes()
     return Access(
         f"https://{where}:{port}",
-        Trust(ca.read_bytes()),
+        Trust(authorities),
         authorization=lambda: f"Bearer {token.read_text().strip()}",
         namespace=own.read_text().strip() if own.is_file() else "default",
+        is_outdated=lambda: ca.read_bytes() != authorities,
     )
 
 

@@ -22,7 +22,8 @@ from coxswain_operator.views import Manifest
 
 JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
 AT_ONCE = 64  # requests
-_LONGEST_PAUSE = 10.0  # seconds
+_LONGEST_PAUSE = 120.0  # seconds that a server may ask for: /healthz allows a silence of 180
+_NO_LIMIT = aiohttp.ClientTimeout(total=None)
 _DECODER = msgspec.json.Decoder()
 # Of an admission that the cluster's administrator may change. A webhook that names no code answers 400, a policy 422.
 _ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
@@ -35,6 +36,10 @@ class NotFound(CoxswainError):
 
 class Expired(CoxswainError):
     """The server no longer remembers this resourceVersion: list again."""
+
+
+class AuthorityChanged(CoxswainError):
+    """The server's certificate is of an authority that this process has not read: a restart reads it."""
 
 
 class Busy(Retryable):
@@ -53,7 +58,8 @@ class Connection:
     """Calls of one API server. Use as `async with`.
 
     Errors: NotFound, Expired, AlreadyExists, Conflict; with the server's message Refused for what it never accepts, and
-    Denied for what others forbid; Retryable once the deadline has passed.
+    Denied for what others forbid; AuthorityChanged; Retryable once the deadline has passed, or at once where the server asks
+    for a longer pause.
     """
 
     def __init__(
@@ -99,26 +105,40 @@ class Connection:
     ) -> bytes:
         """The answer's body. Repeated until the deadline, so a create may find what its own first attempt created."""
         limit = deadline or self._deadline
-        again = tenacity.AsyncRetrying(**_policy(limit))
+        again, end = tenacity.AsyncRetrying(**_policy(limit)), asyncio.get_running_loop().time() + limit
         try:
-            return await again(self._attempt, method, path, body, content_type, params, limit)
+            return await again(self._attempt, method, path, body, content_type, params, end)
         except _Again as error:
             kind = Busy if error.busy else Retryable
-            raise kind(f"{method} {path} did not succeed within {limit:g} s: {error}") from error
+            raise kind(f"{method} {path} did not succeed within {limit:g} s: {error}", error.after) from error
 
     async def _attempt(
-        self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], limit: float
+        self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], end: float
     ) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=limit)
-        async with self._pace.slot(_Again):
-            if method != "GET" and not self._may_write():
-                raise Retryable(f"{method} {path} was not sent: the Lease is lost, and another operator may lead")
-            try:
-                async with self._request(method, path, body, content_type, params, timeout) as response:
-                    self._on_response(method, response.status)
-                    return _read(method, path, response, await response.read())
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise _Again(f"{type(error).__name__}: {error}") from error
+        try:
+            async with self._pace.slot(_Again, end):
+                if method != "GET" and not self._may_write():
+                    raise Retryable(f"{method} {path} was not sent: the Lease is lost, and another operator may lead")
+                return await self._answer(method, path, body, content_type, params, end)
+        except TimeoutError as error:
+            raise _Again(
+                f"not sent: {self._pace.limit} other requests are under way, and no more are allowed"
+            ) from error
+
+    async def _answer(
+        self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], end: float
+    ) -> bytes:
+        """Not aiohttp's own limit of a whole request: where it passes together with a caller's, the caller's is lost."""
+        try:
+            async with (
+                asyncio.timeout_at(end),
+                self._request(method, path, body, content_type, params, _NO_LIMIT) as response,
+            ):
+                self._on_response(method, response.status)
+                return _read(method, path, response, await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._check_authority(error)
+            raise _Again(f"{type(error).__name__}: {error}") from error
 
     async def lines(self, path: str, silence: float, torn: bool = False, **params: str) -> AsyncIterator[bytes]:
         """A watch's messages until the server ends it. Raises Retryable after `silence` seconds without one, Expired.
@@ -133,9 +153,17 @@ class Connection:
                 async for line in _split(response, torn):
                     yield line
         except _Again as error:
-            raise (Busy if error.busy else Retryable)(f"GET {path} is refused for now: {error}") from error
+            raise (Busy if error.busy else Retryable)(f"GET {path} is refused for now: {error}", error.after) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._check_authority(error)
             raise Retryable(f"GET {path} broke off: {type(error).__name__}: {error}") from error
+
+    def _check_authority(self, error: Exception) -> None:
+        if isinstance(error, aiohttp.ClientSSLError) and self._access.is_outdated():
+            message = (
+                f"the file of the API server's authorities has changed since the start, which a restart mends: {error}"
+            )
+            raise AuthorityChanged(message) from error
 
     def _request(
         self,

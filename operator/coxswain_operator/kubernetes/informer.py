@@ -84,7 +84,8 @@ class Informer:
             except Exception as error:  # also one that is not expected: a task that ended would leave a stale cache
                 self._failures += 1
                 self._fail(error)
-                await asyncio.sleep(random.uniform(0.1, doubled(self._failures, 1.0, LONGEST_PAUSE)))
+                asked = error.after if isinstance(error, Retryable) else 0.0
+                await asyncio.sleep(asked + random.uniform(0.1, doubled(self._failures, 1.0, LONGEST_PAUSE)))
 
     async def ready(self, deadline: float | None = 10.0) -> None:
         """Waits until the cache is complete (`deadline` None: without limit); raises Retryable with the reason."""

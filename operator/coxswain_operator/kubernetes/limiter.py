@@ -29,9 +29,13 @@ class AdaptiveLimiter:
         return int(self._limit)
 
     @asynccontextmanager
-    async def slot(self, overload: type[BaseException]) -> AsyncIterator[None]:
-        """Waits for a place. `overload`: what is raised inside when the server cannot cope."""
-        await self._acquire()
+    async def slot(self, overload: type[BaseException], end: float | None = None) -> AsyncIterator[None]:
+        """Waits for a place until `end`, by the event loop's clock (None: without limit); then raises TimeoutError.
+
+        `overload`: what is raised inside when the server cannot cope.
+        """
+        async with asyncio.timeout_at(end):
+            await self._acquire()
         began = self._clock()
         try:
             yield

@@ -22,11 +22,8 @@ async def load_keys(connection: Connection, namespace: str) -> tuple[bytes, ...]
 
 
 async def _read_or_create(connection: Connection, namespace: str) -> Manifest:
-    path = SECRETS.path(namespace, KEY_SECRET)
-    try:
-        return await connection.call("GET", path)
-    except NotFound:
-        pass
+    if (found := await _read(connection, namespace)) is not None:
+        return found
     key = base64.b64encode(secrets.token_hex(KEY_BYTES).encode()).decode()
     body = {
         "apiVersion": "v1",
@@ -38,10 +35,19 @@ async def _read_or_create(connection: Connection, namespace: str) -> Manifest:
     try:
         return await connection.call("POST", SECRETS.path(namespace), body, fieldManager=FIELD_MANAGER)
     except (AlreadyExists, Conflict) as error:  # another operator was faster, or a quota changed
+        if (found := await _read(connection, namespace)) is not None:
+            return found
         raise Retryable(f"Secret {namespace}/{KEY_SECRET}: {error}") from error
     except NotFound as error:
         message = f"--operator-namespace {namespace}: the cluster has no such namespace; create it, or name the operator's own"
         raise Refused("NamespaceMissing", message) from error
+
+
+async def _read(connection: Connection, namespace: str) -> Manifest | None:
+    try:
+        return await connection.call("GET", SECRETS.path(namespace, KEY_SECRET))
+    except NotFound:
+        return None
 
 
 def _keys(secret: Manifest) -> tuple[bytes, ...]:

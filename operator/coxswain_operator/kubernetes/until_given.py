@@ -23,4 +23,4 @@ async def until_given(ask: Callable[[], Awaitable[T]]) -> T:
             return await ask()
         except (Retryable, Denied) as error:
             log.warning("%s; asking again", error)
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(max(PAUSE_SECONDS, error.after if isinstance(error, Retryable) else 0.0))

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from coxswain.names import LABEL_JOB_UID
 from coxswain_operator.reconcile.actions import Delete
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import HolderView
+
+_KINDS = "pod,service,configmap,secret,networkpolicy,poddisruptionbudget"
 
 
 def deletes(ctx: Context) -> Iterator[Delete]:
@@ -30,12 +33,23 @@ def describe(ctx: Context) -> str:
     if first is None:
         return ""
     more = len(ctx.observed.holders) - 1
-    return f"NameTaken: {_describe(first)}{f' (and {more} more)' if more else ''}"
+    return f"NameTaken: {_describe(first, ctx.name)}{f' (and {more} more)' if more else ''}"
 
 
-def _describe(holder: HolderView) -> str:
+def _describe(holder: HolderView, job: str) -> str:
     what = f"{holder.kind} {holder.name}"
     if holder.leftover:
         return f"{what} of an earlier {holder.owner} is still there; its removal is waited for"
+    if holder.former_uid:
+        return f"{what} {_restored(holder, job)}"
     owner = f"belongs to {holder.owner}" if holder.owner else "belongs to no TrainingJob"
     return f"{what} {owner}; delete it, or give the job another name"
+
+
+def _restored(holder: HolderView, job: str) -> str:
+    """What a backup brought back without its owner. Its pods may run: only a person can say that they may go."""
+    delete = f"kubectl delete {_KINDS} -l {LABEL_JOB_UID}={holder.former_uid}"
+    return (
+        f"has no owner and the labels of an earlier TrainingJob {job}, as after the restore of a backup; delete all that is "
+        f"left of that job ({delete}), or give the job another name"
+    )

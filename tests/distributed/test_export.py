@@ -257,6 +257,17 @@ def test_what_is_no_number_of_a_step_is_refused_by_name(
     )
 
 
+@pytest.mark.parametrize("word", ["0", "-5", "nan"])
+def test_a_size_of_files_that_holds_no_weight_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    assert main([tmp_path.as_uri(), str(tmp_path / "out"), f"--file-gb={word}"]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"BadFileSize: --file-gb {float(word)}: allowed is a number above 0; 5 is the default\n"
+    )
+
+
 @pytest.mark.parametrize("name", ["out", "weights.safetensors"])
 def test_an_interrupted_export_leaves_nothing_and_the_next_one_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -219,10 +219,16 @@ def _step(word: str) -> int | None:
     return int(word) if word else None
 
 
+def _file_bytes(gigabytes: float) -> float:
+    if not gigabytes > 0:  # nor nan
+        raise Refused("BadFileSize", f"--file-gb {gigabytes}: allowed is a number above 0; 5 is the default")
+    return gigabytes * 1e9
+
+
 def main(words: list[str]) -> int:
     given = _arguments(words)
-    options = Options(given.dtype, given.file_gb * 1e9, given.tokenizer)
     try:
+        options = Options(given.dtype, _file_bytes(given.file_gb), given.tokenizer)
         step = export(open_store(given.checkpoint), given.output.absolute(), _step(given.step), options)
     except (CoxswainError, OSError) as error:
         sys.stderr.write(f"{getattr(error, 'reason', 'NotExported')}: {error}\n")

@@ -182,6 +182,8 @@ def test_a_text_gets_no_token_of_an_export_that_the_job_has_not_trained_on(
     export(checkpoint(tmp_path / "run", drawn(model, 320), model, tokenizer=config), tmp_path / "out")
     wanted = job.encode(TEXT)[:-1].tolist()
     assert tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode(TEXT).ids == wanted
+    kept = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["post_processor"]
+    assert kept == (None if processor is BOS_TEMPLATE else {"type": "Sequence", "processors": [OFFSETS]})
     found = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (found(TEXT)["input_ids"], found.eos_token_id) == (wanted, job.eos)
     written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())  # releases differ in what they heed

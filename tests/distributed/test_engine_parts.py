@@ -196,6 +196,14 @@ def test_only_a_vocabulary_may_lack_rows_and_only_those_of_no_id(
         load_pretrained(f"file://{tmp_path}", {full_box(name, shape): torch.zeros(shape)}, {name: shape}, ids=ids)
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_vocabulary_that_lacks_rows_has_the_models_width(tmp_path: Path, width: int) -> None:
+    safetensors.torch.save_file({EMBEDDING: torch.ones(99, width)}, tmp_path / "model.safetensors")
+    with pytest.raises(Refused, match=rf"{EMBEDDING} has shape \[99, {width}\], this model needs \[100, 2\]"):
+        room = {full_box(EMBEDDING, (100, 2)): torch.zeros(100, 2)}
+        load_pretrained(f"file://{tmp_path}", room, {EMBEDDING: (100, 2)}, ids=99)
+
+
 def ranges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the ranges that are read from now on."""
     sizes: list[int] = []

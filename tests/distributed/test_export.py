@@ -29,6 +29,7 @@ from coxswain_train.checkpoint.export import Options, export, main
 from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD
 from coxswain_train.checkpoint.safetensors_out import divided
 from coxswain_train.checkpoint.tokenizer_out import BYTES_EOS, write_tokenizer
+from coxswain_train.parallel.state import KINDS
 from tests.distributed import training
 from tests.distributed.test_hugging_face import MODEL, TOKENS, our_logits, ours, their_logits
 from tests.lazy import transformers
@@ -47,15 +48,18 @@ def checkpoint(
     folder: Path, weights: Mapping[str, Tensor], model: ModelConfig | None, owners: int = 3, shard_bytes: int = 20_000,
     tokenizer: TokenizerConfig | None = None,
 ) -> Store:  # fmt: skip
-    """As ranks save it: each has its rows of every tensor, in shards, with moments behind the parameters."""
+    """As ranks save it: each has its rows of every tensor, in shards, with moments of other values behind the parameters."""
     store = open_store(folder.as_uri(), create=True)
     shards = []
     for owner in range(owners):
         wholes = [full_box(name, tuple(values.shape)) for name, values in weights.items()]
         mine = [(whole, box) for whole in wholes if (box := zero_shard(whole, owners, owner))]
-        for kind in ("parameter", "exp_avg"):
-            entries = [(kind, box, weights[box.name][window(whole, box)].contiguous()) for whole, box in mine]
-            shards += save_load.write_shards(store, entries, shard_bytes)
+        entries = [
+            (kind, box, weights[box.name][window(whole, box)] * factor)
+            for factor, kind in enumerate(KINDS, 1)
+            for whole, box in mine
+        ]
+        shards += save_load.write_shards(store, entries, shard_bytes)
     whole = replace(training.manifest(3, tuple(shards)), model=model, longest=128, tokenizer=tokenizer)
     store.put(manifest_key(3), msgspec.json.encode(whole))
     return store
@@ -178,8 +182,13 @@ def test_a_text_gets_no_token_of_an_export_that_the_job_has_not_trained_on(
     export(checkpoint(tmp_path / "run", drawn(model, 320), model, tokenizer=config), tmp_path / "out")
     wanted = job.encode(TEXT)[:-1].tolist()
     assert tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode(TEXT).ids == wanted
+    kept = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["post_processor"]
+    assert kept == (None if processor is BOS_TEMPLATE else {"type": "Sequence", "processors": [OFFSETS]})
     found = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (found(TEXT)["input_ids"], found.eos_token_id) == (wanted, job.eos)
+    written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())  # releases differ in what they heed
+    expected = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False, "add_eos_token": False}
+    assert written | expected == written
     generation = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
     assert (generation.bos_token_id, generation.eos_token_id, generation.top_k) == (None, job.eos, 7)
 
@@ -188,6 +197,11 @@ def test_a_text_gets_no_token_of_an_export_that_the_job_has_not_trained_on(
 def test_tensors_share_a_file_up_to_its_size_exactly(file_bytes: int, files: list[list[str]]) -> None:
     found = divided({"a": (2, 1), "b": (4,)}, torch.float32, file_bytes)
     assert [list(file.shapes) for file in found] == files
+
+
+def test_every_file_of_weights_takes_as_many_as_the_first() -> None:
+    found = divided(dict.fromkeys("abcde", (2,)), torch.float32, 16)
+    assert [list(file.shapes) for file in found] == [["a", "b"], ["c", "d"], ["e"]]
 
 
 @pytest.mark.parametrize(("eos", "token"), [("", 2), ("a", 1), ("b", None)])

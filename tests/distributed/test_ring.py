@@ -12,7 +12,18 @@ from torch import Tensor
 
 from coxswain_train.model import attention
 from coxswain_train.model.attention import pack_attention
-from coxswain_train.model.ring import Block, Chunk, Exchange, Message, Pending, Ring, blocks, merge, ring_attention
+from coxswain_train.model.ring import (
+    Block,
+    Chunk,
+    Exchange,
+    Message,
+    Pending,
+    Ring,
+    blocks,
+    merge,
+    own_block,
+    ring_attention,
+)
 from coxswain_train.model.ulysses import HeadGroup, ulysses_attention
 from tests.distributed.cuda_kernels import CudaKernels
 from tests.distributed.threads import ThreadWorld, run_threads
@@ -213,6 +224,11 @@ def test_a_head_tail_pair_needs_one_block_a_hop_and_skips_the_future() -> None:
     assert blocks(head_tail[1], head_tail[2]) == [Block(10, 20, 20)]
 
 
+def test_a_chunk_without_a_token_is_no_block() -> None:
+    assert blocks(((4, 4),), ((0, 2),)) == own_block(((4, 4),)) == []
+    assert blocks(((4, 4), (6, 9)), ((0, 2), (5, 5))) == [Block(0, 3, 2)]
+
+
 def test_merging_extreme_weights_does_not_overflow() -> None:
     out, lse = torch.zeros(1, 2, 3), torch.tensor([[-1e4, 1e4]])
     merge(out, lse, torch.ones(1, 2, 3), torch.tensor([[1e4, -1e4]]))
@@ -247,6 +263,31 @@ def test_a_ring_on_kernels_that_ignore_strides_equals_one_device(degree: int, cu
     assert error(found, alone(tensors)) <= 1e-13
 
 
+@dataclass
+class Travelling:
+    """An exchange that notes its begins and the waits for it, and brings zeros."""
+
+    said: list[str]
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Travelling:
+        self.said.append("start")
+        for _, tensor in receives:
+            tensor.zero_()
+        return self
+
+    def wait(self) -> None:
+        self.said.append("wait")
+
+    def arrived(self) -> None: ...
+
+
+def test_a_hop_travels_while_the_keys_that_are_here_are_attended_to(cuda: CudaKernels) -> None:
+    q, k, v, g = (x[:, :20].clone().requires_grad_() for x in inputs(40, torch.float64))
+    ring_attention(Ring(1, (table(40, 2),), Travelling(cuda.calls)))(q, k, v).backward(g.detach())
+    hops = [["start", kernel, "wait"] * 2 for kernel in ("forward", "backward")]
+    assert cuda.calls == [*hops[0], *hops[1], "start", "wait"]
+
+
 @pytest.mark.parametrize("lengths", [[LENGTH], [40, 1, 90], [1] * LENGTH])
 def test_a_pack_takes_one_call_of_the_kernel_for_all_its_sequences(lengths: list[int], cuda: CudaKernels) -> None:
     tensors = inputs(LENGTH, torch.float64)
@@ -267,6 +308,14 @@ def test_a_strided_log_sum_exp_is_refused_on_every_device() -> None:
     with pytest.raises(ValueError, match=r"log-sum-exp of shape \(4, 7\), strides \(9, 1\): not contiguous"):
         attention.backward(g[:, rows], q[:, rows], k, v, out[:, rows], lse[:, rows], causal=False)
     attention.backward(g[:, rows], q[:, rows], k, v, out[:, rows], lse[:, rows].contiguous(), causal=False)
+
+
+def test_a_strided_log_sum_exp_of_a_pack_is_refused(cuda: CudaKernels) -> None:
+    q, k, v, g = inputs(9, torch.float64)
+    out, lse = pack_attention([4, 5]).kernel.forward(q, k, v)
+    with pytest.raises(ValueError, match=r"log-sum-exp of shape \(4, 9\), strides \(1, 4\): not contiguous"):
+        pack_attention([4, 5]).kernel.backward(g, q, k, v, out, lse.T.contiguous().T)
+    assert cuda.calls == ["varlen forward"]
 
 
 def test_rows_whose_elements_are_apart_are_refused_on_every_device() -> None:

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from coxswain.boxes import full_box
 from coxswain.errors import Refused
 from coxswain_train.checkpoint import foreign_files
-from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD
+from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD, load_pretrained
 from tests.distributed.test_hugging_face import MODEL, assert_same, our_logits, ours, rewrite, theirs
 
 pytestmark = pytest.mark.timeout(300)  # the first test imports transformers
@@ -44,7 +47,15 @@ def test_a_head_that_repeats_the_embedding_of_a_tied_model_is_read(tmp_path: Pat
         (False, "set model.config.head to Untied"),
     ],
 )
-@pytest.mark.parametrize("change", [with_another_last_row, lambda table: table[:-1], lambda table: table.double()])
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_another_last_row,
+        lambda table: table[:-1],
+        lambda table: torch.cat([table, table[:1]]),
+        lambda table: table.double(),
+    ],
+)
 def test_a_head_that_differs_from_the_embedding_of_a_tied_model_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor], config: bool, way_out: str
 ) -> None:
@@ -55,6 +66,13 @@ def test_a_head_that_differs_from_the_embedding_of_a_tied_model_is_refused_by_na
         (tmp_path / "config.json").unlink()
     with pytest.raises(Refused, match=rf"lm_head\.weight is not equal to model\.embed_tokens\.weight.*{way_out}"):
         ours(tmp_path.as_uri(), TIED)
+
+
+def test_a_head_is_compared_in_the_rows_of_the_file_where_the_vocabulary_is_rounded_up(tmp_path: Path) -> None:
+    table, values = torch.arange(320.0).view(40, 8), torch.ones(64, 8)
+    safetensors.torch.save_file({EMBEDDING: table, HEAD: table.clone()}, tmp_path / "model.safetensors")
+    load_pretrained(tmp_path.as_uri(), {full_box(EMBEDDING, (64, 8)): values}, {EMBEDDING: (64, 8)}, ids=40)
+    assert torch.equal(values[:40], table) and not values[40:].any()
 
 
 def test_a_missing_head_without_a_config_may_be_a_tied_one(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from coxswain.cost.constants import load_hardware
 from coxswain.cost.offload import offload_ratio
 from coxswain.plan.values import Slice, Task
 from coxswain_train.engine import memory
-from coxswain_train.engine.memory import Recompute, TaskMemory, memory_policy
+from coxswain_train.engine.memory import MemoryPolicy, Recompute, TaskMemory, memory_policy
 from coxswain_train.engine.offload import HostCopies, Offloader
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.llama import AttentionFn, Rotary
@@ -194,6 +195,22 @@ def test_all_layers_go_but_the_last_of_several_whose_backward_comes_first(stack:
         x = memory.run_layer(layer, x, (x, x), pack_attention([4]))
         found.append(offloader.moved // x.nbytes)
     assert found == gone
+
+
+def test_weights_and_rotary_tables_stay_for_all_layers_of_a_task() -> None:
+    weight, tables, x = (
+        torch.ones(4, requires_grad=True),
+        (torch.ones(4), torch.ones(4)),
+        torch.ones(4, requires_grad=True),
+    )
+
+    def layer(x: Tensor, rotary: Rotary, _: AttentionFn) -> Tensor:
+        return x * weight * rotary[0] * rotary[1]  # saves all but the last product
+
+    model = SimpleNamespace(weights=lambda: {"weight": weight}, stack=[layer])
+    task = MemoryPolicy("None", lambda _: 1.0).begin(ring(4, 1), model, tables)  # type: ignore[arg-type]
+    task.run_layer(layer, x, tables, pack_attention([4]))
+    assert task.offloader is not None and task.offloader.seen == x.nbytes
 
 
 @pytest.mark.parametrize("recompute", ["None", "Selective", "Full"])

@@ -21,14 +21,8 @@ from coxswain_link.store import BucketNotFound, NotFound, Store, open_store
 INDEX = "model.safetensors.index.json"
 PIECE_BYTES = 16 << 20  # of a tensor, in memory at one time
 TABLE_BYTES = 100_000_000  # at most, as the safetensors library has it
-NOT_AS_AGREED = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-    OverflowError,
-)  # of what is made of others' JSON
+NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+"""What is raised where others' JSON is not as agreed."""
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -20,7 +20,7 @@ from tests.integration.processes import QUICK, holder
 
 # A leader that a busy machine holds up for longer than it may take to renew exits.
 FAST = ("--lease-seconds", "8", "--renew-seconds", "7", "--retry-seconds", "0.2")
-SHORT = ("--lease-seconds", "3", "--renew-seconds", "2.5", "--retry-seconds", "0.2")
+SHORT = ("--lease-seconds", "6", "--renew-seconds", "5", "--retry-seconds", "0.2")
 Start = Callable[..., Child]
 
 

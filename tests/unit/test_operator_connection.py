@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from coxswain.errors import Retryable
+from coxswain_operator.kubernetes.connection import Busy
 from tests.answering import answering
 
 
@@ -51,7 +52,7 @@ async def test_the_last_attempt_of_a_call_has_only_the_time_that_is_left() -> No
 
         await asyncio.gather(call("/short", 0.6), call("/long", 0.75))
         over.set()
-    assert (ended, next(attempts)) == (["/short", "/long"], 2)
+    assert ended == ["/short", "/long"]
 
 
 @pytest.mark.parametrize(("asked", "after"), [("30", 30.0), ("86400", 120.0), ("", 0.0)])
@@ -70,3 +71,24 @@ async def test_a_pause_that_is_longer_than_a_calls_time_is_the_callers(asked: st
             await anext(connection.lines("/x", 1.0))
     assert (call.value.after, watch.value.after) == (after, after)
     assert not asked or next(calls) == 2
+
+
+@pytest.mark.parametrize(("first", "kind", "said"), [(503, Busy, "GET /x: too busy"), (None, Retryable, "no answer")])
+async def test_a_call_whose_last_attempt_is_cut_short_says_what_the_attempt_before_met(
+    first: int | None, kind: type[Retryable], said: str
+) -> None:
+    """Not that time was over, which hides a wrong certificate or an overload."""
+    attempts, over = count(), asyncio.Event()
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        if first and next(attempts) == 0:
+            return web.Response(status=first, text="too busy")
+        await over.wait()
+        return web.json_response({})
+
+    async with answering(answer) as connection:
+        with pytest.raises(Retryable) as raised:
+            await connection.call("GET", "/x", deadline=0.5)  # a second attempt begins 0.2 s later at most
+        over.set()
+    assert type(raised.value) is kind
+    assert str(raised.value) == f"GET /x did not succeed within 0.5 s: {said}"

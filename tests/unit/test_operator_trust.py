@@ -140,18 +140,17 @@ async def test_a_second_reading_of_a_kubeconfig_finds_its_certificates_again(aut
 async def test_the_servers_certificate_must_name_what_the_kubeconfig_says(authority, kopf):
     """kopf's watches connect as the operator's own requests do."""
 
-    async def ask(name):
+    def connecting(name):
         trust = Trust(authority.cert_pem.bytes(), server_name=name)
-        if kopf:
-            trust = OfKopf(kopf_watches._connection_info(Access(url, trust)))
-        async with Connection(Access(url, trust), 0.3) as connection:
-            return await connection.call("GET", "/x")
+        return Connection(Access(url, OfKopf(kopf_watches._connection_info(Access(url, trust))) if kopf else trust))
 
     async with server(authority, "api.internal") as url:
-        assert await ask("api.internal") == {"subject": ""}
+        async with connecting("api.internal") as connection:
+            assert await connection.call("GET", "/x") == {"subject": ""}
         for wrong in (None, "other.internal"):
-            with pytest.raises(Retryable, match="certificate"):
-                await ask(wrong)
+            async with connecting(wrong) as connection:
+                with pytest.raises(Retryable, match="certificate"):
+                    await anext(connection.lines("/x", 30.0))  # a watch makes one attempt
 
 
 class OfKopf:
@@ -165,9 +164,9 @@ async def test_a_server_of_another_authority_is_not_believed_unless_verification
     other = trustme.CA().cert_pem.bytes()
     async with server(authority, "127.0.0.1") as url:
         for trust in (Trust(other), Trust()):
-            async with Connection(Access(url, trust), 0.3) as connection:
+            async with Connection(Access(url, trust)) as connection:
                 with pytest.raises(Retryable, match="certificate"):
-                    await connection.call("GET", "/x")
+                    await anext(connection.lines("/x", 30.0))
         async with Connection(Access(url, Trust(other, verify=False))) as connection:
             assert await connection.call("GET", "/x") == {"subject": ""}
 
@@ -182,7 +181,7 @@ async def test_a_process_whose_authorities_have_changed_since_it_read_them_ends_
     async with server(authority, "127.0.0.1") as url:
         _, host, port = url.replace("//", "").split(":")
         access = find_access(account=tmp_path, environment={HOST: host, PORT: port})
-        async with Connection(access, 0.3) as connection:
+        async with Connection(access, 1.0) as connection:
             if changed:
                 authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
             for call in (connection.call("GET", "/x"), anext(connection.lines("/x", 1.0))):

@@ -54,6 +54,10 @@ class _Again(Exception):
         self.after, self.busy = after, busy
 
 
+class _CutShort(_Again):
+    """The call's time was over in mid-attempt: what the attempt before met says more."""
+
+
 class Connection:
     """Calls of one API server. Use as `async with`.
 
@@ -104,13 +108,14 @@ class Connection:
         self, method: str, path: str, body: Any = None, content_type: str = JSON, deadline: float = 0.0, **params: Any
     ) -> bytes:
         """The answer's body. Repeated until the deadline, so a create may find what its own first attempt created."""
-        limit = deadline or self._deadline
-        again, end = tenacity.AsyncRetrying(**_policy(limit)), asyncio.get_running_loop().time() + limit
+        limit, met = deadline or self._deadline, list[_Again]()
+        again, end = tenacity.AsyncRetrying(**_policy(limit, met)), asyncio.get_running_loop().time() + limit
         try:
             return await again(self._attempt, method, path, body, content_type, params, end)
         except _Again as error:
-            kind = Busy if error.busy else Retryable
-            raise kind(f"{method} {path} did not succeed within {limit:g} s: {error}", error.after) from error
+            said = met[-1] if met and isinstance(error, _CutShort) else error
+            kind = Busy if said.busy else Retryable
+            raise kind(f"{method} {path} did not succeed within {limit:g} s: {said}", said.after) from error
 
     async def _attempt(
         self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], end: float
@@ -121,9 +126,8 @@ class Connection:
                     raise Retryable(f"{method} {path} was not sent: the Lease is lost, and another operator may lead")
                 return await self._answer(method, path, body, content_type, params, end)
         except TimeoutError as error:
-            raise _Again(
-                f"not sent: {self._pace.limit} other requests are under way, and no more are allowed"
-            ) from error
+            message = f"not sent: {self._pace.limit} other requests are under way, and no more are allowed"
+            raise _CutShort(message) from error
 
     async def _answer(
         self, method: str, path: str, body: Any, content_type: str, params: dict[str, Any], end: float
@@ -136,7 +140,9 @@ class Connection:
             ):
                 self._on_response(method, response.status)
                 return _read(method, path, response, await response.read())
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, OSError) as error:
+            if type(error) is TimeoutError:  # the limit above
+                raise _CutShort("no answer") from error
             self._check_authority(error)
             raise _Again(f"{type(error).__name__}: {error}") from error
 
@@ -238,17 +244,20 @@ def _pause(response: aiohttp.ClientResponse) -> float:
     return min(float(asked), _LONGEST_PAUSE) if asked.isdecimal() else 0.0
 
 
-def _policy(limit: float) -> dict[str, Any]:
+def _policy(limit: float, met: list[_Again]) -> dict[str, Any]:
+    """`met`: gets what each attempt met that is repeated."""
     jitter = tenacity.wait_random_exponential(multiplier=0.2, max=2.0)
 
-    def wait(state: tenacity.RetryCallState) -> float:
+    def met_by(state: tenacity.RetryCallState) -> _Again:
         error = state.outcome.exception() if state.outcome else None
-        return max(jitter(state), error.after if isinstance(error, _Again) else 0.0)
+        assert isinstance(error, _Again)  # no other is repeated
+        return error
 
     return {
         "retry": tenacity.retry_if_exception_type(_Again),
         "stop": tenacity.stop_before_delay(limit),
-        "wait": wait,
+        "wait": lambda state: max(jitter(state), met_by(state).after),
+        "before_sleep": lambda state: met.append(met_by(state)),
         "sleep": asyncio.sleep,
         "reraise": True,
     }

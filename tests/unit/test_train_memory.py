@@ -197,6 +197,21 @@ def test_all_layers_go_but_the_last_of_several_whose_backward_comes_first(stack:
     assert found == gone
 
 
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_memory_that_changes_behind_forward_spoils_no_gradient(ratio: float) -> None:
+    """What went has the values of forward. What stayed is refused, as torch does without hooks."""
+    x = torch.zeros(3, requires_grad=True)
+    with Offloader(ratio, frozenset(), HostCopies()).layer(1):
+        y = x.exp()  # saves its output
+        total = y.mul_(5.0).sum()
+    if ratio:
+        total.backward()
+        assert x.grad is not None and x.grad.tolist() == [5.0] * 3
+    else:
+        with pytest.raises(RuntimeError, match=r"shape \[3\] that backward needs was changed in place"):
+            total.backward()
+
+
 def test_weights_and_rotary_tables_stay_for_all_layers_of_a_task() -> None:
     weight, tables, x = (
         torch.ones(4, requires_grad=True),

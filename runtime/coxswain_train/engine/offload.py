@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -86,6 +86,13 @@ class Moved:
     arriving: Arriving | None = None
 
 
+class Kept(NamedTuple):
+    """A saved tensor that stays on the device, and the version of its memory when it was saved."""
+
+    tensor: Tensor
+    version: int
+
+
 class Offloader:
     """The hooks of one task's forward. `pinned`: addresses of storages that stay, such as weights."""
 
@@ -104,11 +111,11 @@ class Offloader:
         self._alive.clear()
         return saved_tensors_hooks(self._pack, self._unpack)
 
-    def _pack(self, x: Tensor) -> Tensor | Moved:
+    def _pack(self, x: Tensor) -> Kept | Moved:
         """Never `x` itself: an operation that saves its output would hold itself, and a step that breaks off leave its graph."""
         storage = x.untyped_storage()
         if storage.data_ptr() in self._pinned or _is_view_alone(x):
-            return x.detach()
+            return Kept(x.detach(), x._version)
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         key = reference.cdata, x.dtype, x.storage_offset(), x.shape, x.stride(), x._version
         if key not in self._known:
@@ -116,7 +123,7 @@ class Offloader:
             self._known[key] = self._move(x)
         elif (again := self._known[key]) is not None:
             again.uses += 1
-        return self._known[key] or x.detach()
+        return self._known[key] or Kept(x.detach(), x._version)
 
     def _move(self, x: Tensor) -> Moved | None:
         if x.nbytes < self._copies.smallest:
@@ -129,9 +136,12 @@ class Offloader:
         self._layers.setdefault(self._layer, []).append(moved)
         return moved
 
-    def _unpack(self, saved: Tensor | Moved) -> Tensor:
-        if isinstance(saved, Tensor):
-            return saved
+    def _unpack(self, saved: Kept | Moved) -> Tensor:
+        """Raises RuntimeError where memory that stayed was changed since: torch checks that only where there are no hooks."""
+        if isinstance(saved, Kept):
+            if saved.tensor._version != saved.version:
+                raise RuntimeError(_changed(saved))
+            return saved.tensor
         for layer in (saved.layer, saved.layer - 1):  # the one whose backward comes next is under way meanwhile
             self._prefetch(self._layers.pop(layer, []))
         return self._use(saved)
@@ -145,6 +155,13 @@ class Offloader:
         moved.uses -= 1
         moved.arriving = arriving if moved.uses > 0 else None
         return self._copies.arrive(arriving)
+
+
+def _changed(saved: Kept) -> str:
+    return (
+        f"a tensor of shape {list(saved.tensor.shape)} that backward needs was changed in place since forward saved it (version "
+        f"{saved.tensor._version}, saved at {saved.version}); let the model make a new tensor there"
+    )
 
 
 def _is_view_alone(x: Tensor) -> bool:

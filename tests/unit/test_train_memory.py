@@ -212,6 +212,25 @@ def test_memory_that_changes_behind_forward_spoils_no_gradient(ratio: float) -> 
             total.backward()
 
 
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize(("ratio", "pinned"), [(0.0, False), (1.0, False), (1.0, True)])
+def test_a_weight_is_refused_where_it_stayed_and_changed_behind_forward_not_before(
+    ratio: float, pinned: bool, changed: bool
+) -> None:
+    x, weight = torch.ones(3, requires_grad=True), torch.ones(3).mul_(5.0)  # as an optimizer's step changes it
+    stays = frozenset({weight.untyped_storage().data_ptr()} if pinned else ())
+    with Offloader(ratio, stays, HostCopies()).layer(1):
+        total = (x * weight).sum()
+    if changed:
+        weight.mul_(2.0)
+    if changed and (pinned or not ratio):
+        with pytest.raises(RuntimeError, match=r"shape \[3\] that backward needs was changed in place"):
+            total.backward()
+    else:
+        total.backward()
+        assert x.grad is not None and x.grad.tolist() == [5.0] * 3
+
+
 def test_weights_and_rotary_tables_stay_for_all_layers_of_a_task() -> None:
     weight, tables, x = (
         torch.ones(4, requires_grad=True),

@@ -142,7 +142,7 @@ def transfers(
     parts = []
     for name, (mine, theirs) in enumerate(zip(_by_name(need), _by_name(have), strict=True)):
         key = mine.tobytes(), theirs.tobytes()
-        if mine.shape == theirs.shape and key[0] == key[1]:
+        if key[0] == key[1]:
             continue  # as of the layers that stay where they are
         if key not in known:
             known[key] = list(_columns(theirs, mine, links.node.size, None if stored else need.names[name]))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from coxswain.errors import Refused, Retryable
 from coxswain.wire import Fault
+from coxswain_operator.backoff import asked_by
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.refusals import fault_of
 from coxswain_operator.views import Manifest
@@ -57,8 +58,7 @@ class Refusals:
             mine.conflicts.add(what)
             if what not in mine.before:
                 return False
-        if isinstance(error, Retryable):
-            mine.after = max(mine.after, error.after)
+        mine.after = max(mine.after, asked_by(error))
         self.set_fault(key, fault_of(what, error))
         return True
 

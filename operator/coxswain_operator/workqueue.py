@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
-from coxswain.errors import Retryable
-from coxswain_operator.backoff import doubled
+from coxswain_operator.backoff import asked_by, doubled
 from coxswain_operator.cluster import Conflict
 
 log = logging.getLogger(__name__)
@@ -128,6 +127,5 @@ def _backoff(key: Key, error: Exception, failures: int) -> RequeueDelay:
     else:
         log.warning("%s/%s: %s: %s", *key, type(error).__name__, error, exc_info=not str(error))
     first = CONFLICT_SECONDS if isinstance(error, Conflict) else ERROR_SECONDS
-    asked = error.after if isinstance(error, Retryable) else 0.0
-    seconds = asked + random.uniform(0.5, 1.0) * doubled(failures, first, MAX_BACKOFF_SECONDS)
+    seconds = asked_by(error) + random.uniform(0.5, 1.0) * doubled(failures, first, MAX_BACKOFF_SECONDS)
     return RequeueDelay(seconds, seconds)

@@ -27,6 +27,7 @@ from docs.tools import failures, tables
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "failures.md"
+WORKDIR = "work"  # of a test's run, in the test's folder
 SAW = "COXSWAIN_TESTS_SAW"  # names the file to which tests add what was to be seen
 
 RUNS = [ROOT / "tests/local" / f"test_{name}_bad_input.py" for name in ("run", "checkpoint", "data", "machine")]
@@ -157,7 +158,7 @@ def saw(output: str) -> str:
     )
     text = next(group for group in found.groups() if group) if found else output
     text = re.sub(r"(file://)?/\S*?/(?:pytest-\d+(?:/popen-gw\d+)?|corpus\d*)/[\w.-]+", "…", " ".join(text.split()))
-    text = re.sub(r"…/work/(?:[\w.-]+/)*", "…/", text)  # below the work directory of a test's run
+    text = re.sub(rf"…/{WORKDIR}/(?:[\w.-]+/)*", "…/", text)
     text = re.sub(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b", r"\1…", text.replace(sys.prefix, "…"))
     text = re.sub(r"\b(process|pid) \d+", r"\1 4711", text)
     text = re.sub(r'"[0-9a-f]+-[0-9a-f]+-[0-9a-f]+"', '"…"', text)  # etags

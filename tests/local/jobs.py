@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.local.failures import keep
+from tests.local.failures import WORKDIR, keep
 
 Object = dict[str, Any]
 
@@ -129,7 +129,7 @@ class Run:
 
     @property
     def workdir(self) -> Path:
-        return self.folder / "work"
+        return self.folder / WORKDIR
 
     def write(self) -> Path:
         """Its job file."""

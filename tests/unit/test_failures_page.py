@@ -11,6 +11,7 @@ from tests.local.failures import (
     PAGE,
     PARTS,
     RUNS,
+    WORKDIR,
     Seen,
     claims_of,
     page,
@@ -83,7 +84,9 @@ def test_a_refusal_is_listed_whole_without_numbers_that_vary() -> None:
     assert saw("cox run: /a/pytest-2/work is in use by another run (process 10213); wait") == (
         "… is in use by another run (process 4711); wait"
     )
-    assert saw("cox run: No space left: '/a/pytest-2/b0/work/cluster/Pod/a-0.json'") == "No space left: '…/a-0.json'"
+    assert (
+        saw(f"cox run: No space left: '/a/pytest-2/b0/{WORKDIR}/cluster/Pod/a-0.json'") == "No space left: '…/a-0.json'"
+    )
     assert saw(f"shards/{'0a' * 32}.safetensors is missing") == "shards/0a0a0a0a….safetensors is missing"
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from coxswain.names import LABEL_JOB, LABEL_JOB_UID
+from coxswain_operator.children import KINDS
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import FakeCluster, copied, data_mix, data_source, report, report_text
 from tests.unit.test_reconcile_lifecycle import passes, running
 
-CHILDREN = ("Pod", "Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
+CHILDREN = ("Pod", "Secret", *KINDS)
 
 
 async def restored(owners: bool) -> tuple[FakeCluster, set[tuple[str, str]]]:
@@ -64,6 +65,7 @@ async def test_children_that_a_backup_restored_without_an_owner_are_neither_take
     assert {key: world.objects[key]["metadata"]["uid"] for key in children} == uids
     assert (world.deleted, world.created) == ([], [])
     words = "pod,service,configmap,secret,networkpolicy,poddisruptionbudget"
+    assert set(words.split(",")) == {kind.lower() for kind in CHILDREN}
     assert (
         "NameTaken: Service demo has no owner and the labels of an earlier TrainingJob demo, as after the restore of a backup; "
         f"delete all that is left of that job (kubectl delete {words} -l {LABEL_JOB_UID}={former}), or give the job another "

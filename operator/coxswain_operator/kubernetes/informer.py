@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from coxswain.errors import CoxswainError, Refused, Retryable
-from coxswain_operator.backoff import doubled
+from coxswain_operator.backoff import asked_by, doubled
 from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes.cache import Cache, Name
 from coxswain_operator.kubernetes.connection import Busy, Connection, Expired, NotFound
@@ -84,8 +84,8 @@ class Informer:
             except Exception as error:  # also one that is not expected: a task that ended would leave a stale cache
                 self._failures += 1
                 self._fail(error)
-                asked = error.after if isinstance(error, Retryable) else 0.0
-                await asyncio.sleep(asked + random.uniform(0.1, doubled(self._failures, 1.0, LONGEST_PAUSE)))
+                pause = random.uniform(0.1, doubled(self._failures, 1.0, LONGEST_PAUSE))
+                await asyncio.sleep(asked_by(error) + pause)
 
     async def ready(self, deadline: float | None = 10.0) -> None:
         """Waits until the cache is complete (`deadline` None: without limit); raises Retryable with the reason."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from coxswain.errors import Retryable
+from coxswain_operator.backoff import asked_by
 from coxswain_operator.cluster import Denied
 
 log = logging.getLogger(__name__)
@@ -23,4 +24,4 @@ async def until_given(ask: Callable[[], Awaitable[T]]) -> T:
             return await ask()
         except (Retryable, Denied) as error:
             log.warning("%s; asking again", error)
-            await asyncio.sleep(max(PAUSE_SECONDS, error.after if isinstance(error, Retryable) else 0.0))
+            await asyncio.sleep(max(PAUSE_SECONDS, asked_by(error)))

@@ -15,7 +15,6 @@ ALL_LASTS = 256  # devices: beyond, a replica's groups stand in one order until 
 _PERMUTED = 4  # stages
 
 Look = tuple[int, float, float, int]  # degree, slowdown, and the node's bandwidth and number among those of the chain
-Places = tuple[int, ...]
 
 
 class Chains:
@@ -25,7 +24,7 @@ class Chains:
         self.costs, self.settler = costs, Settler(costs)
         self.simulated = costs.cluster.devices <= SMALL
         self._known: dict[tuple[int, tuple[Group, ...]], Chain | None] = {}
-        self._alike: dict[tuple[int, tuple[Look, ...]], tuple[Places, Chain] | None] = {}
+        self._alike: dict[tuple[int, tuple[Look, ...]], tuple[tuple[int, ...], Chain] | None] = {}
 
     def of(self, groups: Iterable[Group], replicas: int) -> Chain | None:
         """The chain of these groups in a good order; None: there are no groups, or the model does not fit on them."""

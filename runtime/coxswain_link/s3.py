@@ -12,6 +12,7 @@ from obstore.store import S3Store
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import CoxswainError
+from coxswain_link import authorities
 from coxswain_link.s3_address import check_region, check_url, is_sendable, with_bucket
 from coxswain_link.store_faults import Denied, StoreUnavailable
 
@@ -48,14 +49,24 @@ class Access:
 
     def __init__(self) -> None:
         self.fault: CoxswainError | None = None  # of the last request; obstore hides what this raises
+        self.authorities = authorities.of_environment()
 
     def _keys(self) -> Keys:
         """Raises Denied, StoreUnavailable."""
         raise NotImplementedError
 
+    def _check_authorities(self) -> None:
+        """Raises Denied."""
+        if self.authorities is not None and (why := authorities.fault(self.authorities)):
+            raise Denied(
+                f"{authorities.VARIABLE} {self.authorities} has no certificate that can be read ({why}); name a file of PEM",
+                "CertificateInvalid",
+            )
+
     def __call__(self) -> S3Credential:
         self.fault = None
         try:
+            self._check_authorities()
             key, secret, token = self._keys()
         except CoxswainError as error:
             self.fault = error
@@ -73,7 +84,7 @@ class Access:
 
 
 def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) -> S3Store:
-    """Raises Refused for what no request can name."""
+    """Raises Refused for what no request can name, and where no authority is known (Denied)."""
     url = _server(endpoint)
     virtual = endpoint.addressing_style == "Virtual"
     config: S3Config = {"region": _region(endpoint, url), "virtual_hosted_style_request": virtual}
@@ -81,14 +92,15 @@ def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) 
         config["endpoint"] = with_bucket(url, bucket) if virtual else url
     client: ClientConfig = {"timeout": _WHOLE, "read_timeout": _SILENCE, "connect_timeout": "5s"}
     client["allow_http"] = url.startswith("http://")
-    return S3Store(
-        bucket,
-        prefix=prefix or None,
-        config=config,
-        retry_config={"max_retries": 2, "retry_timeout": _RETRIES},
-        client_options=client,
-        credential_provider=access,
-    )
+    with authorities.only(access.authorities):
+        return S3Store(
+            bucket,
+            prefix=prefix or None,
+            config=config,
+            retry_config={"max_retries": 2, "retry_timeout": _RETRIES},
+            client_options=client,
+            credential_provider=access,
+        )
 
 
 def _server(endpoint: EndpointConfig) -> str:
@@ -142,6 +154,19 @@ class _Mounted(Access):
         super().__init__()
         self._secret, self._folder = secret, folder
         self.origin = f"of Secret {secret!r} (endpoint.secretRef)"
+        if (own := folder / authorities.IN_SECRET).exists():
+            self.authorities = own
+
+    def _check_authorities(self) -> None:
+        own = self._folder / authorities.IN_SECRET
+        if self.authorities != own:
+            super()._check_authorities()
+        elif why := authorities.fault(own):
+            raise Denied(
+                f"endpoint.secretRef {self._secret!r}: {own.name} has no certificate that can be read ({why}); give it the PEM "
+                "of the server's authority, or leave it out",
+                "SecretIncomplete",
+            )
 
     def _keys(self) -> Keys:
         try:

@@ -33,6 +33,17 @@ _FOREIGN = (
 )
 """An ingress or a load balancer that has no way to the server now says nothing about its objects."""
 
+_CERTIFICATE = {
+    "UnknownIssuer": "is signed by an authority that is not known here; add that authority's certificate as ca.crt to the Secret "
+    "of endpoint.secretRef, or name a file of it in AWS_CA_BUNDLE",
+    "CaUsedAsEndEntity": "is that of an authority itself (CA:TRUE), which signs and does not serve; give the server one that it "
+    "has signed",
+    "Expired": "has expired; renew it there, or correct this machine's clock",
+    "NotValidYet": "is not valid yet; correct this machine's clock, or the server's",
+    "NotValidForName": "does not name the host of endpoint.url; write a host there that it names, or issue one that names it",
+}
+"""rustls' words for a certificate that it refuses, and ours."""
+
 NO_S3 = (
     "what answers is no S3 server, but answers to any name (a page to log in, an ingress?); look at endpoint.url, and at what is "
     "in front of the server"
@@ -125,6 +136,8 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
         return NotFound(f"{where} does not exist")
     if credentials and (lasting := _lasting(text)):
         return Lasting(f"{where}: {lasting}")
+    if credentials and (certificate := _certificate(text)):
+        return Denied(f"{where}: the server's certificate {certificate}", "CertificateInvalid")
     denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError))
     if denied or (credentials and _has_code(text, _DENIED)):
         of = f" {credentials}" if credentials else ""
@@ -179,4 +192,25 @@ def _summary(text: str) -> str:
         return f"the server answers {answer[1]}" + (f" ({answer[2]})" if answer[2] else "")
     if refused := re.search(r"DeleteObjects request failed for key .* \(code: (\w+)\)", text, re.DOTALL):
         return f"the server does not delete it ({refused[1]})"
-    return text.split("\n", 1)[0].rpartition(" - ")[2][:300]
+    said = text.split("\n", 1)[0].rpartition(" - ")[2][:300]
+    return f"{said}: {cause}" if (cause := _cause(text)) else said
+
+
+def _certificate(text: str) -> str:
+    """What is wrong with it; empty: nothing that obstore says."""
+    found = re.search(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)", text)
+    if not found:
+        return ""
+    return _CERTIFICATE.get(found[1].removesuffix("Context"), f"is not valid ({found[1]})")
+
+
+def _cause(text: str) -> str:
+    """Why no connection was made, without addresses; empty: obstore does not say."""
+    if "InvalidContentType" in text:
+        return "it does not answer with TLS; is it http:// in endpoint.url?"
+    if "IncompleteMessage" in text:
+        return "the connection ended before an answer came"
+    system = re.search(r'Os \{\s*code: \d+,\s*kind: \w+,\s*message: "([^"]*)"', text)
+    other = re.search(r'"dns error",\s*Custom \{\s*kind: \w+,\s*error: "([^"]*)"', text)
+    found = system or other
+    return found[1] if found else ""

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import trustme
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
@@ -49,11 +50,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def s3(corpus: Path) -> Iterator[S3Server]:
     """A server with the corpus in bucket `corpus`, and an empty bucket `runs`."""
     with S3Server() as server:
-        server.bucket("runs")
-        bucket = server.bucket("corpus")
-        for path in sorted(p for p in corpus.rglob("*") if p.is_file()):
-            server.client().put_object(Bucket=bucket, Key=str(path.relative_to(corpus)), Body=path.read_bytes())
+        fill(server, corpus)
         yield server
+
+
+def fill(server: S3Server, corpus: Path) -> None:
+    server.bucket("runs")
+    bucket = server.bucket("corpus")
+    for path in sorted(p for p in corpus.rglob("*") if p.is_file()):
+        server.client().put_object(Bucket=bucket, Key=str(path.relative_to(corpus)), Body=path.read_bytes())
 
 
 def store(s3: S3Server, uri: str) -> Store:
@@ -259,6 +264,27 @@ def test_a_run_by_web_identity_leaves_neither_keys_nor_tokens_anywhere(tmp_path,
         assert run.run() == 0, run.output + run.logs()
     assert run.digests() == baseline[:STEPS]
     assert holders(run, s3.secret_key, "coxswain-test-identity") == []
+
+
+@pytest.mark.slow
+def test_a_run_on_a_server_of_a_private_authority_needs_no_more_than_its_ca_crt_in_the_secret(
+    corpus, tmp_path, baseline
+):
+    authority = trustme.CA()
+    with S3Server(authority) as private:
+        fill(private, corpus)
+        keys = secret(private)
+        keys["stringData"]["ca.crt"] = authority.cert_pem.bytes().decode()
+        objects = [keys, *objects_on(private.endpoint_url, "private", secretRef={"name": "store"})]
+        run = Run(tmp_path, objects)
+        assert run.run() == 0, run.output + run.logs()
+        assert run.digests() == baseline[:STEPS]
+        del keys["stringData"]["ca.crt"]
+        without = Run(tmp_path / "without", objects)
+        assert without.run() == 1
+    assert "the server's certificate is signed by an authority that is not known here" in " ".join(
+        without.output.split()
+    )
 
 
 def test_of_many_claims_at_once_on_s3_exactly_one_wins(s3):

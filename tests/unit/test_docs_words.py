@@ -33,7 +33,7 @@ PAGES = [
 PACKAGES = {f.name for f in ROOT.glob("*/coxswain*") if f.is_dir()}
 WRITTEN = ("core", "operator", "runtime", "cli", "charts", "crds")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-FILES = r"\.(py|ya?ml|jsonl?|html|md|weight|jinja|safetensors.*|dev)$"
+FILES = r"\.(py|ya?ml|jsonl?|html|md|weight|jinja|safetensors.*|dev|crt)$"
 FOREIGN = {"metadata.name", "status.storedVersions", "step.state", "step.delivered_digest", "replica.stage"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())

@@ -117,7 +117,8 @@ class Endpoint(Model):
     """Where requests name the bucket: in the path (http://server/bucket/key), or in the host (http://bucket.server/key), as some
     providers demand. `url` is the server's, without the bucket."""
     secret_ref: ObjectReference | None = None
-    """Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Empty: the pod's own identity (boto3's chain)."""
+    """Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and with ca.crt where a private authority has signed the server's
+    certificate. Empty: the pod's own identity (boto3's chain)."""
 
 
 class Condition(Model):

@@ -25,6 +25,7 @@ class TemplatePolicy(msgspec.Struct, frozen=True, rename="camel", forbid_unknown
     service_accounts: tuple[str, ...] = ("*",)
     priority_classes: tuple[str, ...] = ("*",)
     schedulers: tuple[str, ...] = ("*",)
+    platform_user: bool = False  # whether the platform gives pods their user and groups, instead of Settings.user
 
 
 _DEFAULT = TemplatePolicy()

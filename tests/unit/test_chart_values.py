@@ -172,8 +172,9 @@ def test_the_operator_reads_what_templates_may_set_as_the_chart_writes_it() -> N
         "capabilities": ["IPC_LOCK"],
         "hostPaths": ["/mnt/a b"],
     }
-    assert policy(every | {"serviceAccounts": [], "priorityClasses": ["a-*"], "schedulers": ["v"]}) == TemplatePolicy(
-        "baseline", get_args(Control), ("IPC_LOCK",), ("/mnt/a b",), (), ("a-*",), ("v",)
+    names = {"serviceAccounts": [], "priorityClasses": ["a-*"], "schedulers": ["v"]}
+    assert policy(every | names | {"platformUser": True}) == TemplatePolicy(
+        "baseline", get_args(Control), ("IPC_LOCK",), ("/mnt/a b",), (), ("a-*",), ("v",), platform_user=True
     )
 
 

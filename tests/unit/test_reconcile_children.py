@@ -13,11 +13,12 @@ from coxswain_operator.children import PodPlan, children
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.network import METRICS_PORTS
 from coxswain_operator.children.overlay import merged
-from coxswain_operator.settings import Settings
+from coxswain_operator.settings import Settings, TemplatePolicy
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import data_mix, data_source, training_job
 
 ROLES = ("coordinator", "loader-0", "trainer-1")
+NOTHING = TemplatePolicy()
 
 
 def job_and_config(source: Manifest | None = None, **spec: Any) -> tuple[Manifest, JobConfig]:
@@ -33,8 +34,10 @@ def made(member: str, number: int = 0, **spec: Any) -> Manifest:
     return pod(job, config, member, number)
 
 
-def pod(job: Manifest, config: JobConfig, member: str, number: int = 0) -> Manifest:
-    return PodPlan(job, config, Settings(), attempt=0, start=0).pod(member, number)
+def pod(
+    job: Manifest, config: JobConfig, member: str, number: int = 0, templates: TemplatePolicy = NOTHING
+) -> Manifest:
+    return PodPlan(job, config, Settings(templates=templates), attempt=0, start=0).pod(member, number)
 
 
 def environment(container: Manifest) -> dict[str, str]:
@@ -63,6 +66,19 @@ def test_no_container_runs_with_more_rights_than_it_needs(member: str) -> None:
         rights = container["securityContext"]
         assert rights["readOnlyRootFilesystem"] and not rights["allowPrivilegeEscalation"]
         assert rights["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("member", ROLES)
+@pytest.mark.parametrize(
+    ("platform", "ids"),
+    [(False, dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), 65532)), (True, {})],
+    ids=["the chart's", "the platform's"],
+)
+def test_a_pod_runs_as_the_user_of_the_chart_or_leaves_it_to_a_platform_that_gives_one(member, platform, ids) -> None:
+    spec = pod(*job_and_config(), member, templates=TemplatePolicy(platform_user=platform))["spec"]
+    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, **ids}
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        assert not {"runAsUser", "runAsGroup"} & container["securityContext"].keys()
 
 
 @pytest.mark.parametrize("member", ROLES)

@@ -162,11 +162,8 @@ def _named(container: Manifest, own: dict[str, str]) -> Manifest:
 
 
 def _security(settings: Settings) -> dict[str, Any]:
-    user = settings.user
-    return {
-        "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }  # fmt: skip
+    ids = () if settings.templates.platform_user else ("runAsUser", "runAsGroup", "fsGroup")
+    return {"runAsNonRoot": True, **dict.fromkeys(ids, settings.user), "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def _containers(job: Manifest, config: JobConfig, settings: Settings, role: str) -> dict[str, list[dict[str, Any]]]:

@@ -44,6 +44,12 @@ _CERTIFICATE = {
 }
 """rustls' words for a certificate that it refuses, and ours."""
 
+CONDITIONS_MISSING = "ConditionalWritesMissing"
+CONDITIONS_NEEDED = (
+    "Two coordinators could write one record of the plan; name a server, or a release of it, with conditional writes in "
+    "endpoint.url, as Amazon S3 has them since 2024"
+)
+
 NO_S3 = (
     "what answers is no S3 server, but answers to any name (a page to log in, an ingress?); look at endpoint.url, and at what is "
     "in front of the server"
@@ -136,6 +142,11 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
         return NotFound(f"{where} does not exist")
     if credentials and (lasting := _lasting(text)):
         return Lasting(f"{where}: {lasting}")
+    if credentials and _has_code(text, ("NotImplemented",)):
+        return Lasting(
+            f"{where}: the server does not implement the request; a create needs If-None-Match: *. {CONDITIONS_NEEDED}",
+            CONDITIONS_MISSING,
+        )
     if credentials and (certificate := _certificate(text)):
         return Denied(f"{where}: the server's certificate {certificate}", "CertificateInvalid")
     denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -15,6 +16,7 @@ from coxswain_coordinator.checkpoint.manifests import CALLS_AT_ONCE, Manifests, 
 from coxswain_coordinator.checkpoint.pending import kept_steps, objects, unnamed
 from coxswain_coordinator.checkpoint.validation import check_recorded, check_run, manifest_key_of, read_run, run_record
 from coxswain_link.store import BucketNotFound, NotFound, Store
+from coxswain_link.store_faults import CONDITIONS_MISSING, CONDITIONS_NEEDED
 
 log = logging.getLogger(__name__)
 
@@ -58,21 +60,38 @@ class CheckpointStore:
     def _claim(self) -> None:
         """Records this run as the owner. A run that never planned a step leaves the place to another stream."""
         record = msgspec.json.encode(run_record(self._job))
-        if self._created(record):
+        there = self._recorded(record)
+        self._check_creates(there)
+        if there == record:
             return
-        found = read_run(RUN_KEY, self._store.get(RUN_KEY))
+        found = read_run(RUN_KEY, there)
         if found.uid == self._job.uid and not (self._store.list("manifests/") or self._store.list("log/")):
             self._store.put(RUN_KEY, record)
         else:
             check_run(self._job, found)
 
-    def _created(self, record: bytes) -> bool:
+    def _recorded(self, record: bytes) -> bytes:
+        """What is there now. It is asked for first: a create is not proved to replace nothing yet."""
         try:
-            return self._store.create(RUN_KEY, record)
+            with suppress(NotFound):
+                return self._store.get(RUN_KEY)
+            return record if self._store.create(RUN_KEY, record) else self._store.get(RUN_KEY)
         except (NotFound, BucketNotFound) as error:
             raise Refused(
                 "CheckpointNotFound", f"checkpoint.uri: {error}; create the bucket or name another"
             ) from error
+
+    def _check_creates(self, there: bytes) -> None:
+        """Raises Refused where a create replaces an object: the fence between two coordinators would be none.
+
+        A server that ignores the condition then has one line break more in the record, and no other change.
+        """
+        if self._store.create(RUN_KEY, there + b"\n"):
+            raise Refused(
+                CONDITIONS_MISSING,
+                f"{self._store.uri.rstrip('/')}/{RUN_KEY}: the server has replaced this object, although the request forbids it "
+                f"(If-None-Match: *). {CONDITIONS_NEEDED}",
+            )
 
     def record(self, generation: int, step: int, lines: Sequence[StepLine]) -> None:
         """Stores the lines of closed steps before `step`: a run directory is lost with its pod.

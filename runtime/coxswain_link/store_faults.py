@@ -142,9 +142,9 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
         return NotFound(f"{where} does not exist")
     if credentials and (lasting := _lasting(text)):
         return Lasting(f"{where}: {lasting}")
-    if credentials and _has_code(text, ("NotImplemented",)):
+    if credentials and "performing PUT" in text and _has_code(text, ("NotImplemented",)):
         return Lasting(
-            f"{where}: the server does not implement the request; a create needs If-None-Match: *. {CONDITIONS_NEEDED}",
+            f"{where}: the server does not implement a create that replaces nothing (If-None-Match: *). {CONDITIONS_NEEDED}",
             CONDITIONS_MISSING,
         )
     if credentials and (certificate := _certificate(text)):

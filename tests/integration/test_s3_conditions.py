@@ -104,7 +104,7 @@ def test_the_record_of_another_run_stays(old: OldServer, tmp_path: Path) -> None
 def test_a_create_that_is_not_implemented_is_not_waited_for(old: OldServer) -> None:
     endpoint = EndpointConfig(url=f"http://127.0.0.1:{old.server_port}")
     store = open_store("s3://runs/demo", endpoint, known=True, patience=3600.0)
-    with pytest.raises(Refused, match="does not implement the request"):
+    with pytest.raises(Refused, match="does not implement a create that replaces nothing"):
         store.create("log/1", b"plan")
     assert store.exists("log/1") is False
 

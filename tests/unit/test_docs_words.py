@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from coxswain.api.validate import check
 from coxswain.metrics import METRICS
-from coxswain.names import CONDITIONS, EVENT_REASONS
+from coxswain.names import CONDITIONS, EVENT_REASONS, LABEL_JOB_UID
 from coxswain_cli.__main__ import COMMANDS, PLAN_COMMANDS
 from tests.unit.fake_cluster import training_job
 from tests.unit.test_reconcile_children import made
@@ -32,6 +32,7 @@ PAGES = [
 ]
 PACKAGES = {f.name for f in ROOT.glob("*/coxswain*") if f.is_dir()}
 WRITTEN = ("core", "operator", "runtime", "cli", "charts", "crds")
+SECURITY = (ROOT / "docs" / "security.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 FILES = r"\.(py|ya?ml|jsonl?|html|md|weight|jinja|safetensors.*|dev|crt)$"
 FOREIGN = {"metadata.name", "status.storedVersions", "step.state", "step.delivered_digest", "replica.stage"}
@@ -154,6 +155,14 @@ def test_a_dotted_path_of_a_page_is_a_field_of_a_kind_or_a_value_of_the_chart(pa
     said = {re.sub(r"\[\d*\]", "", name) for name in named} - FOREIGN
     ours = {name for name in said if not re.search(FILES, name) and name.split(".")[0] not in PACKAGES}
     assert sorted(ours - paths()) == []
+
+
+def test_the_policy_for_a_closed_namespace_selects_the_pods_of_jobs_and_opens_them_to_each_other() -> None:
+    (shown,) = re.findall(r"^```yaml\n(.*?kind: NetworkPolicy.*?)^```$", SECURITY, re.DOTALL | re.MULTILINE)
+    spec = yaml.safe_load(shown)["spec"]
+    jobs = {"matchExpressions": [{"key": LABEL_JOB_UID, "operator": "Exists"}]}
+    assert spec["podSelector"] == jobs
+    assert spec["egress"][0] == {"to": [{"podSelector": jobs}]}
 
 
 def test_the_chart_is_installed_with_values_that_exist() -> None:

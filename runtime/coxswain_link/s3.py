@@ -91,7 +91,9 @@ def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) 
     if url:
         config["endpoint"] = with_bucket(url, bucket) if virtual else url
     client: ClientConfig = {"timeout": _WHOLE, "read_timeout": _SILENCE, "connect_timeout": "5s"}
-    client["allow_http"] = url.startswith("http://")
+    client["allow_http"] = plain = url.startswith("http://")
+    if plain:
+        access.authorities = None  # there is no certificate
     with authorities.only(access.authorities):
         return S3Store(
             bucket,

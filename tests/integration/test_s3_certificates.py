@@ -137,6 +137,13 @@ def test_a_file_that_is_not_there_is_refused_by_its_variable_at_the_first_call(s
         store.get("key")
 
 
+def test_authorities_are_not_read_for_a_server_without_tls(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "absent.pem"))
+    keys_in_the_environment(S3Server(), monkeypatch)
+    with server(None) as address:
+        assert with_chain(f"http://{address}").get("key") == b"value"
+
+
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_system_without_any_authority_is_named_so(tmp_path, monkeypatch, scheme: str) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "absent.pem"))

@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, TypeVar
 
 import obstore
@@ -16,7 +16,16 @@ from obstore.exceptions import AlreadyExistsError, NotFoundError
 from coxswain.uris import file_path
 from coxswain_link.files import Chooses, Files
 from coxswain_link.object_info import Listing, ObjectInfo
-from coxswain_link.store_faults import ERRORS, NO_S3, CorruptObject, CorruptRead, ObjectChanged, StoreUnavailable
+from coxswain_link.store_faults import (
+    ERRORS,
+    NO_ORDER,
+    NO_S3,
+    CorruptObject,
+    CorruptRead,
+    Lasting,
+    ObjectChanged,
+    StoreUnavailable,
+)
 
 T = TypeVar("T")
 
@@ -26,7 +35,7 @@ _OURS = re.compile("[0-9a-f]{64}")  # as we write it: programs of users keep oth
 
 
 class StoreAttempt:
-    """Raises obstore's errors, CorruptRead, CorruptObject, StoreUnavailable.
+    """Raises obstore's errors, CorruptRead, CorruptObject, StoreUnavailable, Lasting.
 
     Over http:// only TCP's 16 bits guard a body: content without a digest is read twice there.
     """
@@ -145,6 +154,8 @@ class StoreAttempt:
         found = self._agreed(prefix, lambda: self._page(prefix, after))
         if self._remote and not (found or after):
             self._check_listing(prefix)
+        if self._remote:
+            self._check_order(prefix, [after, *(info.path for info in found)])
         return found, len(found) == PAGE
 
     def _check_listing(self, prefix: str) -> None:
@@ -156,9 +167,15 @@ class StoreAttempt:
             obstore.head(self._backend, f"{prefix}{secrets.token_hex(16)}")
             raise StoreUnavailable(f"{where(self._uri, prefix)}: {NO_S3}")
 
+    def _check_order(self, prefix: str, keys: list[str]) -> None:
+        """Raises where a page does not go on, by key, behind the one before: some objects would be left out, or come for ever."""
+        if any(before >= key for before, key in pairwise(keys)):
+            raise Lasting(f"{where(self._uri, prefix)}: {NO_ORDER}", "ListingUnordered")
+
     def _page(self, prefix: str, after: str) -> Listing:
         found = obstore.list(self._backend, prefix or None, offset=after or None, chunk_size=PAGE)
-        return sorted(_info(meta) for chunk in (islice(found, 1) if self._remote else found) for meta in chunk)
+        listed = [_info(meta) for chunk in (islice(found, 1) if self._remote else found) for meta in chunk]
+        return listed if self._remote else sorted(listed)
 
     def delete(self, key: str) -> None:
         obstore.delete(self._backend, key)

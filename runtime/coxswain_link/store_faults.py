@@ -56,6 +56,10 @@ NO_S3 = (
 )
 """A page with status 200: as a listing it is empty, as an object it is there."""
 
+NO_ORDER = (
+    "the server lists keys in another order than S3's, or a page again (it ignores start-after), so that objects would be left "
+    "out or listed twice; name another server, or a newer release of this one, in endpoint.url"
+)
 
 FULL = {
     errno.ENOSPC: "make room there",

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from coxswain.config import EndpointConfig
+from coxswain.errors import Refused
 from coxswain_link.store import Store, StoreUnavailable, open_store
 
 PAGE = b"<html><head><title>Log in</title></head><body><p>Welcome</p></body></html>"
@@ -81,3 +82,40 @@ def test_an_empty_listing_stays_one_whatever_the_server_answers_of_a_key_that_is
         body, to_head = EMPTY, status
 
     assert at(Server).list("log/") == []
+
+
+def listing(names: list[str]) -> bytes:
+    """The answer that lists these keys of `corpus/code`, with more to come."""
+    date, etag = "2026-01-01T00:00:00.000Z", "&quot;1&quot;"
+    found = (
+        f"<Contents><Key>code/{name}</Key><LastModified>{date}</LastModified><ETag>{etag}</ETag><Size>1</Size></Contents>"
+        for name in names
+    )
+    head = f"<ListBucketResult><Name>corpus</Name><KeyCount>{len(names)}</KeyCount><IsTruncated>false</IsTruncated>"
+    return f"{head}{''.join(found)}</ListBucketResult>".encode()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "names",
+    [[f"{n:04}" for n in range(1000)], ["b", "a"], ["a", "a"], ["a", "c", "b"]],
+    ids=["the first page again", "backwards", "twice", "one out of order"],
+)
+def test_a_listing_that_does_not_go_on_by_key_is_refused_and_never_read_for_ever(at, names: list[str]) -> None:
+    class Unordered(Portal):
+        body = listing(names)
+
+    with pytest.raises(
+        Refused, match=r"s3://corpus/code.*: the server lists keys in another order.*start-after"
+    ) as caught:
+        at(Unordered).list()
+    assert caught.value.reason == "ListingUnordered"
+
+
+def test_keys_are_in_the_order_of_their_bytes(at) -> None:
+    ordered = ["A", "a b", "a!c", "a%20b", "a-b", "a.b", "a/b", "a0", "z", "\u00e4", "\u65e5", "\U0001f6f6"]
+
+    class Server(Portal):
+        body = listing(ordered)
+
+    assert [found.path for found in at(Server).list()] == ordered

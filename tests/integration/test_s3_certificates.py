@@ -103,6 +103,20 @@ def test_an_authority_of_one_secret_is_not_believed_for_another_server(s3, monke
         with_chain(s3.endpoint_url).get("key")
 
 
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
+def test_beside_the_ca_crt_of_a_secret_no_other_authority_is_believed(
+    s3, authority, tmp_path, monkeypatch, variable
+) -> None:
+    system = tmp_path / "system"
+    system.mkdir()
+    authority.cert_pem.write_to_path(system / "0a1b2c3d.0")
+    monkeypatch.setenv(variable, str(system if variable == "SSL_CERT_DIR" else system / "0a1b2c3d.0"))
+    keys_in_the_environment(s3, monkeypatch)
+    assert with_chain(s3.endpoint_url).get("key") == b"value"
+    with pytest.raises(Refused, match="is signed by an authority that is not known here"):
+        with_secret(s3, secret(s3, tmp_path, trustme.CA().cert_pem.bytes())).get("key")
+
+
 def test_an_unknown_authority_is_refused_at_the_first_call_with_the_way_out(s3, tmp_path) -> None:
     with pytest.raises(Refused) as caught:
         with_secret(s3, secret(s3, tmp_path, trustme.CA().cert_pem.bytes())).get("key")

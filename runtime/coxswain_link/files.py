@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from coxswain_link.object_info import ObjectInfo
+from coxswain_link.publishing import publish
 from coxswain_link.store_faults import ObjectChanged, Unreadable
 
 _Folder = tuple[int, int]
@@ -77,7 +78,7 @@ class Files:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            claimed = _publish(staged, path, new)
+            claimed = publish(staged, path, new)
         for folder in (path.parent, *made):
             _sync_folder(folder)
         return claimed
@@ -207,17 +208,6 @@ def _make(folder: Path) -> Sequence[Path]:
     missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
     return [each.parent for each in missing]
-
-
-def _publish(staged: Path, path: Path, new: bool) -> bool:
-    if not new:
-        staged.replace(path)
-        return True
-    try:
-        path.hardlink_to(staged)
-    except FileExistsError:
-        return False
-    return True
 
 
 def _sync_folder(folder: Path) -> None:

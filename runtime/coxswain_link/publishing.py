@@ -18,7 +18,7 @@ _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 
 def publish(staged: Path, path: Path, new: bool) -> bool:
     """False, where it is to be a `new` name and something has it. The staged name may stay. Raises OSError; Refused, where
-    the file system cannot tell whether a name is new and take it in one step."""
+    the file system cannot take a name that is new in one step."""
     if not new:
         staged.replace(path)
         return True

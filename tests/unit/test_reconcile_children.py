@@ -76,7 +76,9 @@ def test_no_container_runs_with_more_rights_than_it_needs(member: str) -> None:
 )
 def test_a_pod_runs_as_the_user_of_the_chart_or_leaves_it_to_a_platform_that_gives_one(member, platform, ids) -> None:
     spec = pod(*job_and_config(), member, templates=TemplatePolicy(platform_user=platform))["spec"]
-    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, **ids}
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True, "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"}, **ids
+    }  # fmt: skip
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         assert not {"runAsUser", "runAsGroup"} & container["securityContext"].keys()
 
@@ -155,10 +157,24 @@ def test_secrets_of_endpoints_are_mounted_under_their_names() -> None:
     assert environment(container)["COXSWAIN_SECRETS_DIR"] == "/etc/coxswain/secrets"
 
 
-def test_a_claim_of_a_pvc_uri_is_mounted() -> None:
-    spec = made("trainer-1", checkpoint={"uri": "pvc://runs/demo"})["spec"]
-    claims = [v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if "persistentVolumeClaim" in v]
-    assert claims == ["runs"]
+@pytest.mark.parametrize("member", ROLES)
+def test_claims_of_pvc_uris_are_mounted_and_only_that_of_the_checkpoints_can_be_written(member: str) -> None:
+    source = data_source()
+    source["spec"]["uri"] = "pvc://corpus/code"
+    spec = pod(*job_and_config(source, checkpoint={"uri": "pvc://runs/demo"}), member)["spec"]
+    mounted = [v["persistentVolumeClaim"] for v in spec["volumes"] if "persistentVolumeClaim" in v]
+    assert mounted == [{"claimName": "corpus", "readOnly": True}, {"claimName": "runs", "readOnly": False}]
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        paths = [m["mountPath"] for m in container["volumeMounts"]]
+        assert {"/mnt/claims/corpus", "/mnt/claims/runs"} <= {*paths}
+
+
+def test_a_claim_with_sources_and_checkpoints_can_be_written() -> None:
+    source = data_source()
+    source["spec"]["uri"] = "pvc://both/code"
+    spec = pod(*job_and_config(source, checkpoint={"uri": "pvc://both/runs"}), "trainer-1")["spec"]
+    mounted = [v["persistentVolumeClaim"] for v in spec["volumes"] if "persistentVolumeClaim" in v]
+    assert mounted == [{"claimName": "both", "readOnly": False}]
 
 
 def test_the_template_adds_to_a_trainer_and_cannot_take_its_identity() -> None:

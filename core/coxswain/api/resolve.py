@@ -154,7 +154,17 @@ def muon_faults(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> list[Fi
 
 def claims(job: config.JobConfig) -> list[str]:
     """Names of the PersistentVolumeClaims that the job's pods mount under CLAIMS_ROOT."""
-    prefix = f"{file_uri(CLAIMS_ROOT)}/"
     uris = [job.checkpoint.uri, job.model.init_from, job.parallelism.profile]
     uris += [uri for source in job.mix.sources for uri in (source.uri, source.tokenizer.uri)]
-    return sorted({uri.removeprefix(prefix).split("/", 1)[0] for uri in uris if uri.startswith(prefix)})
+    return sorted({claim for uri in uris if (claim := _claim_of(uri))})
+
+
+def is_written(job: config.JobConfig, claim: str) -> bool:
+    """Whether the job writes to the claim; from all others it reads alone."""
+    return claim == _claim_of(job.checkpoint.uri)
+
+
+def _claim_of(uri: str) -> str:
+    """Empty: the uri is of none."""
+    prefix = f"{file_uri(CLAIMS_ROOT)}/"
+    return uri.removeprefix(prefix).split("/", 1)[0] if uri.startswith(prefix) else ""

@@ -10,7 +10,7 @@ from typing import Any
 from coxswain import names
 from coxswain.api.field_errors import FieldError
 from coxswain.api.pod_template import OWN, split_template
-from coxswain.api.resolve import claims
+from coxswain.api.resolve import claims, is_written
 from coxswain.config import JobConfig
 from coxswain_operator.children import containers, gangs, scheduling, template_policy
 from coxswain_operator.children.common import owner_of
@@ -163,7 +163,9 @@ def _named(container: Manifest, own: dict[str, str]) -> Manifest:
 
 def _security(settings: Settings) -> dict[str, Any]:
     ids = () if settings.templates.platform_user else ("runAsUser", "runAsGroup", "fsGroup")
-    return {"runAsNonRoot": True, **dict.fromkeys(ids, settings.user), "seccompProfile": {"type": "RuntimeDefault"}}
+    groups = {"fsGroupChangePolicy": "OnRootMismatch"}  # else each start goes through all files of a volume
+    own = dict.fromkeys(ids, settings.user)
+    return {"runAsNonRoot": True, **own, **groups, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def _containers(job: Manifest, config: JobConfig, settings: Settings, role: str) -> dict[str, list[dict[str, Any]]]:
@@ -190,7 +192,10 @@ def _volumes(config: JobConfig, role: str, config_map: str, token_secret: str) -
         {"name": f"secret-{n}", "secret": {"secretName": name, "defaultMode": 0o440}}
         for n, name in enumerate(containers.endpoint_secrets(config))
     ]
-    volumes += [{"name": f"claim-{n}", "persistentVolumeClaim": {"claimName": c}} for n, c in enumerate(claims(config))]
+    volumes += [
+        {"name": f"claim-{n}", "persistentVolumeClaim": {"claimName": claim, "readOnly": not is_written(config, claim)}}
+        for n, claim in enumerate(claims(config))
+    ]
     volumes += [{"name": "run", "emptyDir": {}}] if role == "coordinator" else []
     volumes += [{"name": "shm", "emptyDir": {"medium": "Memory"}}] if role == "trainer" else []
     return volumes

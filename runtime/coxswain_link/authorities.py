@@ -16,10 +16,8 @@ from coxswain_link.store_faults import Denied
 IN_SECRET = "ca.crt"
 VARIABLE = "AWS_CA_BUNDLE"  # as boto3 and the aws command know it
 
-_FILE, _FOLDER = (
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-)  # obstore believes what both hold; without either, what the system does
+# obstore believes what both hold; without either, what the system does.
+_FILE, _FOLDER = "SSL_CERT_FILE", "SSL_CERT_DIR"
 _NONE = "No CA certificates were loaded"
 _environment = threading.Lock()
 

@@ -234,12 +234,34 @@ def test_an_output_that_is_no_terminal_gets_lines_even_with_forced_colours(monke
     assert "\x1b" not in out.getvalue()
 
 
+def test_a_world_that_begins_at_an_earlier_checkpoint_shows_that_step_and_what_it_waits_for(tmp_path):
+    """Its first step takes long. The last line is of a step that is done again."""
+    watcher, back = Watcher(tmp_path), replace(REPORT, generation=2, step=2, waiting_for="all 2 ranks to finish step 2")
+    (tmp_path / "steps.jsonl").write_bytes(b"".join(msgspec.json.encode(step(n)) + b"\n" for n in range(6)))
+    view = watcher.look(JOB, back)
+    assert (view.step, view.waiting_for, view.eta_seconds) == (2, back.waiting_for, 16.0)
+
+
 @pytest.mark.parametrize("seconds, text", [(0.4, "0 s"), (59.4, "59 s"), (187, "3 m 07 s"), (7500, "2 h 05 m")])
 def test_durations_are_formatted_with_two_units(seconds, text):
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize("number, text", [(812, "812"), (12_345, "12.3 k"), (4_560_000, "4.56 M"), (2e9, "2.00 G")])
+@pytest.mark.parametrize(
+    "number, text",
+    [
+        (812, "812"),
+        (12_345, "12.3 k"),
+        (4_560_000, "4.56 M"),
+        (2e9, "2.00 G"),
+        (999.4, "999"),
+        (999.6, "1.0 k"),
+        (999_940, "999.9 k"),
+        (999_960, "1.00 M"),
+        (999_994_000, "999.99 M"),
+        (999_996_000, "1.00 G"),
+    ],
+)
 def test_amounts_are_formatted_with_a_unit(number, text):
     assert amount(number) == text
 

@@ -118,6 +118,17 @@ def test_what_takes_an_hour_is_shown_as_an_hour(what: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("service", sorted({metric.service for metric in METRICS}))
+def test_a_late_gauge_has_a_series_from_its_first_value_on(service: str) -> None:
+    for metric in METRICS:
+        if metric.service == service and metric.late:
+            metrics, line = build(service), re.compile(rf"^{metric.name} (.+)$", re.MULTILINE)
+            assert not line.search(metrics.exposition().decode())
+            for value in (0.0, 1.5):
+                metrics[metric.name].set(value)
+                assert line.findall(metrics.exposition().decode()) == [str(value)]
+
+
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda d: d.uid)
 def test_panels_of_a_dashboard_neither_overlap_nor_leave_the_grid(dashboard: Any) -> None:
     taken: set[tuple[int, int]] = set()

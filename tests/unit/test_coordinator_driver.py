@@ -127,6 +127,17 @@ async def test_a_new_coordinator_shows_the_step_of_its_checkpoint_before_a_step_
     async with leading(job, "two") as lead:
         await lead.until(lambda: lead.state.manifest)
         assert figures(lead.state.metrics, "coxswain_step", "coxswain_checkpoint_step") == [2.0, 3.0]
+        lines = lead.state.metrics.exposition().decode()
+        wanted = {"loss", "gradient_norm", "learning_rate", "idle_fraction", "planned_step_seconds", "committed_step"}
+        assert [name for name in wanted if f"coxswain_{name}" in lines] == []  # a loss of 0 after each restart
+
+
+async def test_a_first_coordinator_shows_no_step_before_it_knows_whether_there_is_a_checkpoint(tmp_path):
+    """From 0 to that of a checkpoint, the step would seem to change: no alert would say that a job stalls."""
+    assert b"coxswain_step " not in build("coordinator").exposition()
+    async with leading(small(tmp_path)) as lead:
+        await lead.until(lambda: b"coxswain_step " in lead.state.metrics.exposition())
+        assert figures(lead.state.metrics, "coxswain_step", "coxswain_checkpoint_step") == [0.0, 0.0]
 
 
 async def test_a_checkpoint_that_is_older_than_the_last_step_leaves_the_step_as_it_is(tmp_path):

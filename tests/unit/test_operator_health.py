@@ -12,10 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from coxswain.api.dashboards import OPERATOR
 from coxswain.exits import Exit
 from coxswain.names import host_port
 from coxswain_link.metrics import MetricsRegistry
-from coxswain_operator.health import HealthStatus, LoopLag, serve_health
+from coxswain_operator.health import LONGEST_SILENCE, LONGEST_STALL, HealthStatus, LoopLag, serve_health
 from coxswain_operator.process import main
 
 METRICS = ("leader", "jobs", "queue_seconds", "silence_seconds", "loop_lag_seconds")
@@ -119,3 +120,12 @@ async def test_health_and_metrics_are_served_while_the_operator_is_ready(
     assert answers["/metrics"].headers["Content-Type"] == "text/plain; charset=utf-8"
     for name, value in zip(METRICS, values, strict=True):
         assert f"\ncoxswain_operator_{name} {float(value)}\n" in texts["/metrics"]
+
+
+def test_the_panels_of_the_operator_name_the_limits_that_end_it_and_those_alone() -> None:
+    said = {panel.title: panel.description for panel in OPERATOR.panels}
+    for limit, status in ((LONGEST_SILENCE, HealthStatus(silence=181)), (LONGEST_STALL, HealthStatus(stalled=301))):
+        assert f"at most {limit:.0f} are normal" in status.problem
+    assert f"{LONGEST_SILENCE:.0f} s and more end the operator" in said["Quietest watch"]
+    assert HealthStatus(waiting=1e6).problem == ""
+    assert f"Only where no pass ends for {LONGEST_STALL:.0f} s does the operator end" in said["Longest wait"]

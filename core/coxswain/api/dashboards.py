@@ -144,8 +144,8 @@ OPERATOR = Dashboard(
             ((f"max(coxswain_operator_jobs{{{_OPERATOR}}})", ""),), stat=True,
         ),
         Panel(
-            "Longest wait", "Of a job for its pass; 300 s and more end the operator.", "s",
-            ((f"max(coxswain_operator_queue_seconds{{{_OPERATOR}}})", ""),), stat=True,
+            "Longest wait", "Of a job for its pass: long under load. Only where no pass ends for 300 s does the operator end.",
+            "s", ((f"max(coxswain_operator_queue_seconds{{{_OPERATOR}}})", ""),), stat=True,
         ),
         Panel(
             "Quietest watch", "Since it was heard; 180 s and more end the operator.", "s",

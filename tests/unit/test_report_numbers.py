@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,11 +26,11 @@ STEPS = (
         learning_rate=0.1,
     ),
     RecordedStep(
-        1, 9, tokens=2000, sequences=8, loss=3.0, seconds=1.0, idle_fraction=0.1, mfu=0.6, time=BEGAN + 30,
+        1, 9, tokens=2000, sequences=8, loss=3.0, seconds=1.0, idle_fraction=0.1, mfu=0.3, time=BEGAN + 30,
         tokens_by_source={"code": 2000}, gradient_norm=3.0, learning_rate=0.2, planned_seconds=1.25,
     ),
     RecordedStep(
-        2, 10, tokens=3000, sequences=9, loss=4.0, seconds=2.0, idle_fraction=0.2, mfu=0.3, time=BEGAN + 90,
+        2, 10, tokens=3000, sequences=9, loss=4.0, seconds=2.0, idle_fraction=0.2, mfu=0.6, time=BEGAN + 90,
         tokens_by_source={"docs": 3000}, gradient_norm=4.0, learning_rate=0.3,
     ),
 )  # fmt: skip
@@ -73,7 +75,7 @@ def test_each_curve_has_its_unit_and_a_value_a_step() -> None:
         "Gradient norm": ["before clipping", (2.0, 3.0, 4.0)],
         "Learning rate": ["", (0.1, 0.2, 0.3)],
         "Throughput": ["tokens per second", (250.0, 2000.0, 1500.0)],
-        "Model FLOPs utilisation": ["% of the peak", pytest.approx((20.0, 60.0, 30.0))],
+        "Model FLOPs utilisation": ["% of the peak", pytest.approx((20.0, 30.0, 60.0))],
         "Idle share": ["% of device time", pytest.approx((50.0, 10.0, 20.0)), (25.0, 0.0, 0.0)],
         "Step time": ["seconds", (4.0, 1.0, 2.0), (None, 1.25, None)],
         "Plan quality": ["planned makespan / lower bound", (1.5, None, None)],
@@ -101,6 +103,16 @@ def test_an_average_ends_where_the_curve_does() -> None:
     assert average.values == pytest.approx(raw.values)
 
 
+@pytest.fixture
+def nine_hours_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "JST-9")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("nine_hours_ahead")
 def test_the_time_of_a_run_is_from_its_first_to_its_last_moment_in_whatever_order_clocks_have_them() -> None:
     moments = (RecordedEvent(0.0, "R", "no time is known"), RecordedEvent(BEGAN + 10, "R", ""))
     said = heading(RecordedRun("demo", STEPS, moments))
@@ -145,6 +157,7 @@ def test_steps_without_a_line_are_counted_and_marked_where_they_are_missing() ->
     """Tokens and times of the run lack them, and a curve goes straight over them."""
     run = RecordedRun("demo", tuple(RecordedStep(k, tokens=10, seconds=1.0) for k in (2, 3, 7, 9)))
     assert (row(end(run), "steps without a line"), facts(run)["steps_without_a_line"]) == ("6", 6)
+    assert (dict(figures(run))["steps"], facts(run)["steps"]) == ("10", 10)
     assert chart("Throughput", run).marks == ((7, "no lines of steps 4 to 6"), (9, "no line of step 8"))
     assert (row(end(RUN), "steps without a line"), facts(RUN)["steps_without_a_line"]) == (None, 0)
     assert facts(RecordedRun("demo"))["steps_without_a_line"] == 0

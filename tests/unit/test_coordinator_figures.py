@@ -212,6 +212,14 @@ def test_a_slow_trainer_is_named_in_the_report_and_on_the_page(run):
     assert "<td>trainer-1<td>node-b<td>pod-1<td>1<td>3<td>0.2<td>0.8<td>2.0 x" in text
 
 
+def test_the_page_shows_neither_an_idle_share_nor_a_time_left_before_a_step_is_closed(run):
+    assert [word for word in ("<td>Idle", "<td>Remaining", "<td>Loss") if word in page("demo", run.report())] == []
+    run.step(0)
+    text = page("demo", run.report())
+    assert f"<td>Idle<td>{run.report().idle_fraction:.1%}" in text
+    assert f"<td>Remaining<td>{run.report().eta_seconds} s" in text
+
+
 def test_a_report_of_a_thousand_trainers_names_the_64_slowest_and_its_termination_message_none(run):
     found = [{(n, n): RankStep(4.0, 1.0 + n, 0.0, 1.0) for n in range(1000)}] * 5
     run.session.world = replace(run.session.world, trainers=tuple(f"trainer-{n}" for n in range(1000)))

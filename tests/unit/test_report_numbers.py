@@ -68,6 +68,11 @@ def test_the_object_for_scripts_has_the_same_numbers() -> None:
     ]  # fmt: skip
 
 
+def test_the_object_for_scripts_has_each_event_with_its_time() -> None:
+    run = RecordedRun("demo", events=(RecordedEvent(BEGAN, "NodeLost", "node-b", "Pod/p"),))
+    assert facts(run)["events"] == [{"time": BEGAN, "reason": "NodeLost", "message": "node-b"}]
+
+
 def test_each_curve_has_its_unit_and_a_value_a_step() -> None:
     found = {c.title: [c.unit, *(s.values for s in c.series)] for c in charts(RUN)}
     assert found == {

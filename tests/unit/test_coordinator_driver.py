@@ -132,11 +132,16 @@ async def test_a_new_coordinator_shows_the_step_of_its_checkpoint_before_a_step_
         assert [name for name in wanted if f"coxswain_{name}" in lines] == []  # a loss of 0 after each restart
 
 
-async def test_a_first_coordinator_shows_no_step_before_it_knows_whether_there_is_a_checkpoint(tmp_path):
-    """From 0 to that of a checkpoint, the step would seem to change: no alert would say that a job stalls."""
-    assert b"coxswain_step " not in build("coordinator").exposition()
-    async with leading(small(tmp_path)) as lead:
-        await lead.until(lambda: b"coxswain_step " in lead.state.metrics.exposition())
+async def test_a_first_coordinator_shows_no_step_before_one_is_closed_and_whether_there_is_a_checkpoint_once_it_knows(
+    tmp_path,
+):
+    """From 0 to the step of a checkpoint it would seem to change: no alert would say that a job stalls."""
+    assert b"coxswain_checkpoint_step " not in build("coordinator").exposition()
+    async with training(small(tmp_path)) as lead:
+        lines = lead.state.metrics.exposition()
+        assert b"coxswain_step " not in lines and b"coxswain_checkpoint_step 0.0" in lines
+        await lead.close(0)
+        await lead.until(lambda: lead.state.history.recent)
         assert figures(lead.state.metrics, "coxswain_step", "coxswain_checkpoint_step") == [0.0, 0.0]
 
 

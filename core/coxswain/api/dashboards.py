@@ -52,8 +52,8 @@ JOB = Dashboard(
     "coxswain-job",
     "Coxswain: one job",
     (
-        ("namespace", "label_values(coxswain_step, namespace)"),
-        ("training_job", 'label_values(coxswain_step{namespace="$namespace"}, training_job)'),
+        ("namespace", "label_values(coxswain_world_generation, namespace)"),
+        ("training_job", 'label_values(coxswain_world_generation{namespace="$namespace"}, training_job)'),
     ),
     (
         Panel("Step", "Last completed step.", "short", ((f"max(coxswain_step{{{_JOB}}})", ""),), stat=True),

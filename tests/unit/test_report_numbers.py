@@ -175,3 +175,16 @@ def test_of_a_thousand_trainers_the_slowest_have_rows_and_the_others_are_counted
     assert "<th>trainer-63</th>" in made and "<th>trainer-64</th>" not in made
     assert "936 more, which are faster" in made
     assert "more, which are faster" not in section(found[:64])
+
+
+@pytest.mark.parametrize(
+    ("steps", "slowdown", "said"),
+    [
+        (4, 3.0, "Fewer than 5 steps name no slow one."),
+        (5, 3.0, "trainer-0 computes 3.0 x as long as the median for the same work."),
+        (5, 1.4, "No trainer is slow."),
+    ],
+)
+def test_that_no_trainer_is_slow_is_said_of_steps_enough(steps: int, slowdown: float, said: str) -> None:
+    figures_of_one = (TrainerFigures(0, 0, steps, 1.0, 0.5, 0.25, slowdown),)
+    assert f"means over the last {steps} steps. {said}</p>" in section(figures_of_one)

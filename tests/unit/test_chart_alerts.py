@@ -104,6 +104,38 @@ def test_three_crashes_in_half_an_hour_raise_no_alert(tmp_path: Path) -> None:
     assert_firing(tmp_path, {of_job("coxswain_worker_failures_total"): "0x5 1x3 2x3 3x60"}, m15="", m30="")
 
 
+def of_two_coordinators(name: str, first: str, second: str) -> dict[str, str]:
+    """The series of a job whose coordinator's pod is replaced."""
+    series = of_job(name)
+    return {series: first, series.replace("coordinator-0", "coordinator-1"): second}
+
+
+def test_crashes_count_on_under_a_new_coordinator_whose_counter_begins_at_0(tmp_path: Path) -> None:
+    series = of_two_coordinators("coxswain_worker_failures_total", "0 0 1 2 2x3", "_x8 0 0 1 2 2x60")
+    assert_firing(tmp_path, series, m7="", m20="CoxswainWorkersCrash", m60="")
+
+
+def test_steps_that_are_in_no_checkpoint_raise_the_alert_though_a_new_coordinator_has_come_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """It begins with the step of the last checkpoint, and so does its series."""
+    steps = of_two_coordinators("coxswain_step", "0+1x300", "_x301 59x2 60+1x500")
+    saved = of_two_coordinators("coxswain_checkpoint_step", "0x59 60x240", "_x301 60x502")
+    assert_firing(tmp_path, {**steps, **saved}, m400="", m470="CoxswainCheckpointsFail")
+
+
+def test_a_job_under_a_new_coordinator_every_ten_minutes_that_completes_no_step_raises_the_alert(
+    tmp_path: Path,
+) -> None:
+    """Each begins with the step of the last checkpoint: that is no new step."""
+    series: dict[str, str] = {}
+    for number in range(6):
+        pod = f"coordinator-{number}"
+        for name, value in (("coxswain_step", 59), ("coxswain_checkpoint_step", 60)):
+            series[of_job(name).replace("coordinator-0", pod)] = f"_x{10 * number} {value}x9 stale"
+    assert_firing(tmp_path, series, m25="", m35="CoxswainJobStalled", m55="CoxswainJobStalled")
+
+
 def test_an_operator_that_is_down_raises_the_alert_beside_another_release_of_its_name(tmp_path: Path) -> None:
     other = {'up{namespace="elsewhere",service="coxswain-metrics"}': "1x60"}
     down = dict.fromkeys(UP, "1x10 0x50")

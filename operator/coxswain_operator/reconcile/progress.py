@@ -78,7 +78,9 @@ def _straggler(found: wire.StragglerReport) -> Straggler:
 
 def _progress(report: JobReport, before: Progress | None) -> Progress:
     step = _whole(report.step)
-    tenths = 1000 * step // report.steps if report.steps else 0  # of a percent, never rounded up: the last steps take hours
+    tenths = (
+        1000 * step // report.steps if report.steps else 0
+    )  # of a percent, never rounded up: the last steps take hours
     known = report.tokens_per_second > 0  # not of a coordinator that has seen no step: the run's own rate stays
     return Progress(
         step=step,

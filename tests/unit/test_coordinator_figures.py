@@ -267,6 +267,29 @@ def test_rate_norm_and_utilisation_of_a_step_are_in_its_line_the_report_the_metr
     assert "<td>Model FLOPs utilisation<td>0.0%</tr>" in page("demo", found)
 
 
+def test_the_metrics_of_steps_are_those_of_their_lines_the_gauges_of_the_last_one(run):
+    for step, (over, makespan) in enumerate(((1.5, 2.0), (1.25, 3.0))):
+        changed = replace(run.session._plans[step], makespan_over_bound=over, makespan_seconds=makespan)
+        run.session._plans[step] = changed
+    run.step(0)
+    run.step(1, 5.0, compute=(1.0, 2.0))
+    first, last = run.state.history.recent
+    found = dict(line.rsplit(" ", 1) for line in run.metrics.exposition().decode().splitlines() if line[0] != "#")
+    wanted = {
+        "coxswain_step": 1, "coxswain_loss": last.loss, "coxswain_idle_fraction": last.idle_fraction,
+        "coxswain_makespan_over_bound": 1.25, "coxswain_world_generation": 1, "coxswain_step_seconds_count": 2,
+        "coxswain_step_seconds_sum": first.seconds + last.seconds, "coxswain_evaluation_seconds_count": 0,
+    }  # fmt: skip
+    counted = {f'coxswain_tokens_total{{source="{name}"}}': 2 * n for name, n in last.tokens_by_source.items()}
+    assert {name: float(found[name]) for name in wanted | counted} == wanted | counted
+    assert first.idle_fraction != last.idle_fraction and len(counted) == 2
+    off = [1 - line.planned_seconds / line.seconds for line in (first, last)]
+    assert float(found["coxswain_cost_model_error"]) == pytest.approx(sum(off) / 2)
+    assert off[0] > 1.5 * off[1] > 0
+    run.save(2)
+    assert "coxswain_checkpoint_seconds_sum 0.5\n" in run.metrics.exposition().decode()
+
+
 def test_a_predicted_step_is_its_makespan_reduction_and_update_in_its_line_and_the_metrics(run):
     """Two trainers send half of the gradients and of the weights, of 4 bytes each; 1 GB/s."""
     run.state.hardware = MEASURED

@@ -18,7 +18,7 @@ from coxswain.membership.values import Sequence
 from coxswain.models import parameter_specs
 from coxswain.termination import TERMINATION_BYTES
 from coxswain.trainer_figures import RankStep, StepFigures, slow_words, step_figures, trainer_figures
-from coxswain.wire import CheckpointManifest, DeliveredDigests, Evaluation, Fault, Finished, JobReport, StepLine
+from coxswain.wire import CheckpointManifest, DeliveredDigests, Evaluation, Fault, Finished, JobReport, StepLine, Totals
 from coxswain_coordinator.api.report import job_report, termination_message
 from coxswain_coordinator.api.status_page import page
 from coxswain_coordinator.state.job_state import JobState
@@ -70,6 +70,16 @@ def lines(found: list[Closed]) -> list[StepLine]:
 def test_a_rate_follows_from_the_times_of_the_steps_and_not_from_their_arrival(tmp_path, ends, seconds, rate):
     found = lines(closed(tmp_path, ends))
     assert (step_seconds(found), tokens_per_second(found)) == (seconds, rate)
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank_and_idles_by_the_time_of_all(tmp_path):
+    book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
+    for rank, (seconds, compute, waited) in enumerate(((4.0, 3.0, 0.5), (8.0, 5.0, 0.25))):
+        book.add_report(report(rank, 0, seconds=seconds, compute_seconds=compute, data_wait_seconds=waited))
+    book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
+    found = book.close(plan(0), 5000.0)
+    assert found is not None
+    assert (found.line.seconds, found.line.idle_fraction, found.line.data_wait_seconds) == (8.0, 0.5, 0.5)
 
 
 def test_a_rate_is_that_of_the_newest_world_alone(tmp_path):
@@ -210,6 +220,15 @@ def test_a_slow_trainer_is_named_in_the_report_and_on_the_page(run):
     text = page("demo", run.report())
     assert said in text
     assert "<td>trainer-1<td>node-b<td>pod-1<td>1<td>3<td>0.2<td>0.8<td>2.0 x" in text
+
+
+def test_a_last_step_of_a_world_that_some_ranks_have_not_reported_is_in_no_mean_of_trainers(run):
+    run.step(0)
+    before = run.report().trainers
+    run.session.book.add_report(report(0, 1, compute_seconds=9.0, totals=Totals(5.0, 7)))
+    run.session.book.add_delivered(DeliveredDigests(1, 1, ((0, "11" * 32), (1, "22" * 32))))
+    assert run.state.close_step(run.session, world_over=True)
+    assert (run.report().step, run.report().trainers) == (2, before)
 
 
 def test_the_page_shows_neither_an_idle_share_nor_a_time_left_before_a_step_is_closed(run):

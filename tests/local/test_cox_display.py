@@ -93,6 +93,28 @@ def test_speed_and_time_left_come_from_the_latest_steps(watched):
     assert (view.step, view.steps, view.tokens_per_second, view.eta_seconds) == (2, 10, 2000.0, 16.0)
 
 
+def test_speed_and_time_left_follow_the_latest_eight_steps_and_not_the_whole_run(watched):
+    slow = [replace(step(n), seconds=50.0) for n in range(2)]
+    view = watched(*slow, *(step(n) for n in range(2, 9)))
+    assert (view.tokens_per_second, view.eta_seconds) == (8 * 4000 / 64, 8.0)
+    view = watched(step(9))
+    assert (view.tokens_per_second, view.eta_seconds) == (2000.0, 0.0)
+
+
+def test_without_a_step_or_a_known_end_no_time_is_left(tmp_path, watched):
+    assert watched().eta_seconds is None
+    (tmp_path / "other").mkdir()
+    watcher = Watcher(tmp_path / "other")
+    (tmp_path / "other/steps.jsonl").write_bytes(msgspec.json.encode(step(3)) + b"\n")
+    view = watcher.look(JOB, replace(REPORT, steps=0))
+    assert (view.step, view.steps, view.eta_seconds) == (4, 0, None)
+    assert "step 4/?" in printed(Lines, view)
+
+
+def test_a_step_that_took_no_measured_time_has_no_rate_of_its_own(watched):
+    assert "  0 tokens/s  " in printed(Lines, watched(replace(step(0), seconds=0.0)))
+
+
 def test_an_incomplete_line_is_read_once_it_is_complete(watched):
     whole = msgspec.json.encode(step(1)) + b"\n"
     assert [s.step for s in watched(step(0), torn=whole[:20]).new_steps] == [0]

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from coxswain.names import ANNOTATION_RETRY
 from coxswain.wire import JobReport, StepLine
-from coxswain_cli.display import Lines, Panels, display_for
+from coxswain_cli.display import Lines, Panels, display_for, panel
 from coxswain_cli.jsonlines import JsonOutput
 from coxswain_cli.progress import Watcher, amount, duration
 
@@ -161,6 +161,30 @@ def test_lines_do_not_wait_for_the_old_time_when_the_clock_is_set_back(watched):
     assert "step 1/" not in out.getvalue()
     display.show(watched(known_until=1400.0))
     assert "step 1/" in out.getvalue()
+
+
+def test_a_line_that_is_held_is_printed_once_its_time_is_known_and_only_then_or_at_the_end(watched):
+    out = io.StringIO()
+    display = Lines(Console(file=out))
+    first = watched(step(0, time=10.0), step(1, time=20.0), step(2, time=30.0), known_until=10.0)
+    display.show(first)
+    display.show(watched(known_until=10.0))
+    assert [out.getvalue().count(f"step {n}/") for n in (1, 2, 3)] == [1, 0, 0]
+    end = {"reason": "Completed", "message": "all is done", "time": "1970-01-01T00:00:40Z"}
+    display.show(dataclasses.replace(watched(events=[end]), state="Completed"))
+    assert [out.getvalue().count(f"step {n}/") for n in (1, 2, 3)] == [1, 1, 1]
+    assert [line.endswith("left 14 s") for line in out.getvalue().splitlines() if "step " in line] == [
+        False, False, True,
+    ]  # fmt: skip
+    assert "all is done" not in out.getvalue()
+
+
+@pytest.mark.parametrize(("done", "part"), [(0, 0.0), (5, 0.5), (10, 1.0)])
+def test_the_bar_of_the_panel_is_as_long_as_the_part_that_is_done(watched, done, part):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=84)
+    console.print(panel(watched(*(step(n) for n in range(done)))))
+    assert out.getvalue().count("━") == 80 * part
 
 
 def test_lines_leave_the_end_to_the_summary_that_follows(watched):

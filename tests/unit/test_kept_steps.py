@@ -141,3 +141,9 @@ def test_a_checkpoint_location_has_the_steps_of_its_newest_world(location: str) 
     assert [(s.step, s.loss) for s in found.steps] == [(WRITTEN[n], loss(n)) for n in (0, 1, 2, 3, 4, 10, 11)]
     progress = LocationReader(location).look().progress
     assert progress is not None and (progress.step, progress.loss) == (7, loss(11))
+
+
+def test_a_location_without_lines_of_steps_is_as_far_as_its_newest_checkpoint(location: str, tmp_path: Path) -> None:
+    for path in (tmp_path / "steps").iterdir():
+        path.unlink()
+    assert LocationReader(location).look().progress == Progress(7)

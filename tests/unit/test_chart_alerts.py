@@ -81,8 +81,22 @@ def test_steps_that_are_in_no_checkpoint_six_hours_later_raise_the_alert(tmp_pat
 
 
 def test_a_job_that_waited_long_for_trainers_is_given_six_hours_of_steps_before_the_alert(tmp_path: Path) -> None:
-    series = {of_job("coxswain_step"): "0x400 1+1x400", of_job("coxswain_checkpoint_step"): "0x900"}
+    series = {of_job("coxswain_step"): "_x400 1+1x400", of_job("coxswain_checkpoint_step"): "0x900"}
     assert_firing(tmp_path, series, m445="", m750="", m799="CoxswainCheckpointsFail")
+
+
+def test_a_job_that_stalls_after_its_very_first_step_raises_the_alert(tmp_path: Path) -> None:
+    """Its series begins with that step, of number 0."""
+    assert_firing(tmp_path, {of_job("coxswain_step"): "_x10 0x100"}, m24="", m45="CoxswainJobStalled")
+
+
+def test_a_step_that_a_checkpoint_begins_with_is_not_in_it(tmp_path: Path) -> None:
+    """That of step 60 holds the steps up to 59; step 60 was completed six hours before the alert, and then no step for long."""
+    series = {
+        of_job("coxswain_step"): "0+1x60 60x100 61+1x400",
+        of_job("coxswain_checkpoint_step"): "0x59 60x600",
+    }
+    assert_firing(tmp_path, series, m400="", m470="CoxswainCheckpointsFail")
 
 
 def test_a_job_that_stalls_under_a_new_coordinator_raises_the_alert_half_an_hour_later(tmp_path: Path) -> None:

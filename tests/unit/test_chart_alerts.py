@@ -99,6 +99,11 @@ def test_a_step_that_a_checkpoint_begins_with_is_not_in_it(tmp_path: Path) -> No
     assert_firing(tmp_path, series, m400="", m470="CoxswainCheckpointsFail")
 
 
+def test_a_job_that_has_stalled_for_hours_raises_the_one_alert_and_not_that_of_its_checkpoints(tmp_path: Path) -> None:
+    series = {of_job("coxswain_step"): "0+1x60 60x700", of_job("coxswain_checkpoint_step"): "0x59 60x700"}
+    assert_firing(tmp_path, series, m120="CoxswainJobStalled", m600="CoxswainJobStalled")
+
+
 def test_a_job_that_stalls_under_a_new_coordinator_raises_the_alert_half_an_hour_later(tmp_path: Path) -> None:
     series = {of_job("coxswain_step"): "2x900", of_job("coxswain_checkpoint_step"): "3x900"}
     assert_firing(tmp_path, series, m20="", m32="CoxswainJobStalled")

@@ -237,6 +237,16 @@ def test_a_trainer_without_data_raises_the_alert_once_there_is_a_world_and_not_b
     assert_firing(tmp_path, series, m50="", m80="CoxswainDataStarved")
 
 
+def test_a_trainer_that_has_a_step_ready_now_and_then_raises_no_alert(tmp_path: Path) -> None:
+    series = {
+        of_job("coxswain_step"): "0+1x390",
+        of_job("coxswain_checkpoint_step"): "0+1x390",
+        of_job("coxswain_world_generation"): "1x390",
+        of_job("coxswain_constructor_ready_steps", ',index="0"'): " ".join(["0x9 1"] * 39),
+    }
+    assert_firing(tmp_path, series, m80="", m200="")
+
+
 @pytest.mark.parametrize(("step", "saved", "lost"), [(2, 3, 0), (5, 3, 3)])
 def test_the_panel_counts_the_steps_that_no_checkpoint_holds(tmp_path: Path, step: int, saved: int, lost: int) -> None:
     (panel,) = (p for p in JOB.panels if p.title == "Steps since the checkpoint")

@@ -247,6 +247,40 @@ def test_a_trainer_that_has_a_step_ready_now_and_then_raises_no_alert(tmp_path: 
     assert_firing(tmp_path, series, m80="", m200="")
 
 
+def panel_checks(title: str, *expected: dict[str, float]) -> list[dict]:
+    """After ten minutes, of each query of a panel: values by labels, to three digits."""
+    (panel,) = (p for p in JOB.panels if p.title == title)
+    chosen = {"$namespace": "team-a", "$training_job": "demo", "$__rate_interval": "5m"}
+    found = []
+    for (query, _), values in zip(panel.queries, expected, strict=True):
+        for variable, value in chosen.items():
+            query = query.replace(variable, value)
+        samples = [{"labels": labels, "value": value} for labels, value in values.items()]
+        found.append({"expr": f"round({query}, 0.001)", "eval_time": "10m", "exp_samples": samples})
+    return found
+
+
+def test_panels_add_up_pods_and_sources_and_show_the_extremes_of_trainers(tmp_path: Path) -> None:
+    series = {
+        of_job("coxswain_tokens_total", ',source="code"'): "0+600x20",
+        of_job("coxswain_tokens_total", ',source="docs"'): "0+300x20",
+    }
+    for n in range(12):
+        series[of_job("coxswain_agent_workers", f',index="{n}"')] = f"{n}x20"
+        series[of_job("coxswain_constructor_ready_steps", f',index="{n}"')] = f"{n}x20"
+        series[of_job("coxswain_trainer_slowdown", f',trainer="t{n}",node="n"')] = f"{n}x20"
+    for most, count in (("1", 90), ("2", 98), ("5", 100), ("+Inf", 100)):
+        series[of_job("coxswain_step_seconds_bucket", f',le="{most}"')] = f"0+{count}x20"
+    checks = [
+        *panel_checks("Tokens per second", {"{}": 15.0}, {'{source="code"}': 10.0, '{source="docs"}': 5.0}),
+        *panel_checks("Workers", {"{}": 66.0}),
+        *panel_checks("Steps ready", {f'{{index="{n}"}}': float(n) for n in range(10)}),
+        *panel_checks("Slowest trainers", {f'{{trainer="t{n}",node="n"}}': float(n) for n in range(7, 12)}),
+        *panel_checks("Step time", {"{}": 0.556}, {"{}": 3.5}),
+    ]
+    promtool(tmp_path, series, checks)
+
+
 @pytest.mark.parametrize(("step", "saved", "lost"), [(2, 3, 0), (5, 3, 3)])
 def test_the_panel_counts_the_steps_that_no_checkpoint_holds(tmp_path: Path, step: int, saved: int, lost: int) -> None:
     (panel,) = (p for p in JOB.panels if p.title == "Steps since the checkpoint")

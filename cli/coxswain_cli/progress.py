@@ -16,6 +16,8 @@ Manifest = dict[str, Any]
 
 _RECENT_STEPS = 8  # that speed and time left are averaged over
 _RECENT_EVENTS = 6
+_AMOUNTS = ((999_995_000, 1e9, "G", 2), (999_950, 1e6, "M", 2), (999.5, 1e3, "k", 1))
+"""Each unit from where the one before would be rounded to 1000; its size, its name, its digits behind the point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Watcher:
             self._evaluation_loss = line.evaluation_loss if line.evaluation_loss is not None else self._evaluation_loss
         self._shown.extend(new_events)
         summary, last = condition(job, "Succeeded"), self._recent[-1] if self._recent else None
-        step = last.step + 1 if last else report.step if report else 0
+        step = _done(last, report)
         steps = report.steps if report else 0
         speed, pace = _speed(self._recent)
         return View(
@@ -85,6 +87,13 @@ class Watcher:
             last=last,
             evaluation_loss=self._evaluation_loss if self._evaluation_loss is not None else _reported(report),
         )
+
+
+def _done(last: StepLine | None, report: JobReport | None) -> int:
+    """Steps that are done. A newer world than that of the last line may do steps again."""
+    if report and (last is None or report.generation > last.worldGeneration):
+        return report.step
+    return last.step + 1 if last else 0
 
 
 def _reported(report: JobReport | None) -> float | None:
@@ -120,8 +129,8 @@ def duration(seconds: float) -> str:
 
 def amount(number: float) -> str:
     """Formats a number: 812, 12.3 k, 4.56 M."""
-    for size, unit, digits in ((1e9, "G", 2), (1e6, "M", 2), (1e3, "k", 1)):
-        if number >= size:
+    for least, size, unit, digits in _AMOUNTS:
+        if number >= least:
             return f"{number / size:.{digits}f} {unit}"
     return f"{number:.0f}"
 

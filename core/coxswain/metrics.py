@@ -13,7 +13,7 @@ class Metric:
     """One metric: `service` exports it; units are in the name.
 
     `known`: values of the labels, each with a series from the start. A series that begins at its first event lacks that event
-    in `rate` and `increase`.
+    in `rate` and `increase`. `late`: no series before the first value, of a gauge whose 0 would be a wrong number.
     """
 
     service: str
@@ -23,6 +23,7 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     known: tuple[tuple[str, ...], ...] = ()
+    late: bool = False
 
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
@@ -30,9 +31,9 @@ _LONG = (*_SECONDS, 300, 600, 1200, 1800, 3600, 7200)
 """For what takes hours on large models. A quantile never exceeds the last bucket."""
 
 METRICS: tuple[Metric, ...] = (
-    Metric("coordinator", "coxswain_step", "gauge", "Last completed step."),
+    Metric("coordinator", "coxswain_step", "gauge", "Last completed step.", late=True),
     Metric("coordinator", "coxswain_tokens_total", "counter", "Tokens trained on.", ("source",)),
-    Metric("coordinator", "coxswain_loss", "gauge", "Loss of the last completed step."),
+    Metric("coordinator", "coxswain_loss", "gauge", "Loss of the last completed step.", late=True),
     Metric(
         "coordinator",
         "coxswain_evaluation_loss",
@@ -41,8 +42,14 @@ METRICS: tuple[Metric, ...] = (
         ("tokens",),
     ),
     Metric("coordinator", "coxswain_evaluation_seconds", "histogram", "Wall time of an evaluation.", (), _LONG),
-    Metric("coordinator", "coxswain_gradient_norm", "gauge", "Norm of the last step's gradient, before clipping."),
-    Metric("coordinator", "coxswain_learning_rate", "gauge", "Learning rate of the last step."),
+    Metric(
+        "coordinator",
+        "coxswain_gradient_norm",
+        "gauge",
+        "Norm of the last step's gradient, before clipping.",
+        late=True,
+    ),
+    Metric("coordinator", "coxswain_learning_rate", "gauge", "Learning rate of the last step.", late=True),
     Metric(
         "coordinator",
         "coxswain_model_flops_utilization",
@@ -56,24 +63,28 @@ METRICS: tuple[Metric, ...] = (
         "coxswain_idle_fraction",
         "gauge",
         "Measured share of device time without compute in the last step.",
+        late=True,
     ),
     Metric(
         "coordinator",
         "coxswain_makespan_over_bound",
         "gauge",
         "Planned makespan of the last step over its lower bound.",
+        late=True,
     ),
     Metric(
         "coordinator",
         "coxswain_planned_step_seconds",
         "gauge",
         "Wall time of the last step as the cost model predicts it: makespan, reduction and update.",
+        late=True,
     ),
     Metric(
         "coordinator",
         "coxswain_cost_model_error",
         "gauge",
         "Median over the latest 20 steps of how far that is from the measured wall time, as a share of the latter.",
+        late=True,
     ),
     Metric("coordinator", "coxswain_planner_seconds", "histogram", "Time to place one step.", (), _SECONDS),
     Metric(
@@ -84,8 +95,14 @@ METRICS: tuple[Metric, ...] = (
         ("balance",),
     ),
     Metric("coordinator", "coxswain_world_generation", "gauge", "Current world generation."),
-    Metric("coordinator", "coxswain_committed_step", "gauge", "Last step committed in the plan log."),
-    Metric("coordinator", "coxswain_checkpoint_step", "gauge", "Step of the last complete checkpoint."),
+    Metric("coordinator", "coxswain_committed_step", "gauge", "Last step committed in the plan log.", late=True),
+    Metric(
+        "coordinator",
+        "coxswain_checkpoint_step",
+        "gauge",
+        "Step of the last complete checkpoint; 0: none yet.",
+        late=True,
+    ),
     Metric(
         "coordinator",
         "coxswain_checkpoint_seconds",
@@ -134,7 +151,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("loader", "coxswain_loader_open_objects", "gauge", "Objects held open."),
     Metric("loader", "coxswain_loader_cache_bytes", "gauge", "Bytes of samples whose pieces are in flight."),
     Metric("loader", "coxswain_loader_request_seconds", "histogram", "One slice request.", (), _SECONDS),
-    Metric("constructor", "coxswain_constructor_ready_steps", "gauge", "Steps assembled ahead of the workers."),
+    Metric(
+        "constructor", "coxswain_constructor_ready_steps", "gauge", "Steps assembled ahead of the workers.", late=True
+    ),
     Metric(
         "constructor",
         "coxswain_constructor_assembly_seconds",

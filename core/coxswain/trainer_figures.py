@@ -17,7 +17,8 @@ WINDOW_STEPS = 20
 SLOW = 1.5
 """Slowdown from which a trainer is named in words."""
 
-_FEWEST_STEPS = 5  # that words need: a single step may be slow by chance
+FEWEST_STEPS = 5
+"""Steps that words need: a single step may be slow by chance."""
 
 
 class RankStep(NamedTuple):
@@ -107,9 +108,7 @@ def _slowness(figures: TrainerFigures) -> tuple[float, float, int]:
 
 def slow_words(figures: Iterable[TrainerFigures], name: Callable[[int], str]) -> str:
     """Names slow trainers; empty: none is slow. `name` is that of a trainer's index."""
-    slow = [
-        (name(f.trainer), f"{f.slowdown:.1f} x") for f in figures if f.slowdown >= SLOW and f.steps >= _FEWEST_STEPS
-    ]
+    slow = [(name(f.trainer), f"{f.slowdown:.1f} x") for f in figures if f.slowdown >= SLOW and f.steps >= FEWEST_STEPS]
     if not slow:
         return ""
     (first, factor), *others = slow

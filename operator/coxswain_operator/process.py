@@ -144,7 +144,7 @@ async def run(options: Options) -> None:
         control = ReportPoller(HttpJobControl(cluster, keys=keys), lambda key: queue.add(key))
         stack.push_async_callback(control.close)
         controller = Controller(cluster, control, settings=settings, poll_seconds=POLL_SECONDS, keys=keys)
-        queue, lag = WorkQueue(_measured(controller, registry)), LoopLag()
+        queue, lag = WorkQueue(measured(controller, registry)), LoopLag()
         stack.callback(asyncio.create_task(lag.measure(), name="loop lag").cancel)
 
         def health_status(now: float) -> HealthStatus:
@@ -187,7 +187,7 @@ async def _lead(leader: Leader, queue: WorkQueue, work: Coroutine[None, None, No
     await working
 
 
-def _measured(
+def measured(
     controller: Controller, registry: metrics.MetricsRegistry
 ) -> Callable[[Key], Awaitable[RequeueDelay | None]]:
     """One pass over a key, measured."""

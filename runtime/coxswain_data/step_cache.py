@@ -142,4 +142,6 @@ class StepCache:
         return next((s for s in (*asked, *window) if s not in self._steps), None)
 
     def _report(self) -> None:
-        self._ready(sum(s > self._front for s in self._steps))
+        """Says nothing before the first generation and after the last: nothing is awaited then."""
+        if self._generation >= 0:
+            self._ready(sum(s > self._front for s in self._steps))

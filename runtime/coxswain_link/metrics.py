@@ -9,6 +9,20 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from coxswain.metrics import METRICS, Metric
 
 
+class LateGauge:
+    """A gauge without labels that has no series before its first value."""
+
+    def __init__(self, gauge: Gauge, collectors: CollectorRegistry) -> None:
+        self._gauge, self._collectors, self._is_there = gauge, collectors, False
+
+    def set(self, value: float) -> None:
+        """Not from several threads at a time."""
+        self._gauge.set(value)
+        if not self._is_there:
+            self._collectors.register(self._gauge)
+            self._is_there = True
+
+
 class MetricsRegistry:
     """One service's metrics by name: `registry["coxswain_step"].set(3)`."""
 
@@ -19,6 +33,8 @@ class MetricsRegistry:
     def _build(self, metric: Metric) -> Any:
         if metric.kind == "histogram":
             return Histogram(metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=self._collectors)
+        if metric.late:
+            return LateGauge(Gauge(metric.name, metric.help, registry=None), self._collectors)
         kind = Counter if metric.kind == "counter" else Gauge
         built = kind(metric.name, metric.help, metric.labels, registry=self._collectors)
         for values in metric.known:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from coxswain.names import ANNOTATION_RETRY
 from coxswain.wire import JobReport, StepLine
-from coxswain_cli.display import Lines, Panels, display_for
+from coxswain_cli.display import Lines, Panels, display_for, panel
 from coxswain_cli.jsonlines import JsonOutput
 from coxswain_cli.progress import Watcher, amount, duration
 
@@ -93,6 +93,28 @@ def test_speed_and_time_left_come_from_the_latest_steps(watched):
     assert (view.step, view.steps, view.tokens_per_second, view.eta_seconds) == (2, 10, 2000.0, 16.0)
 
 
+def test_speed_and_time_left_follow_the_latest_eight_steps_and_not_the_whole_run(watched):
+    slow = [replace(step(n), seconds=50.0) for n in range(2)]
+    view = watched(*slow, *(step(n) for n in range(2, 9)))
+    assert (view.tokens_per_second, view.eta_seconds) == (8 * 4000 / 64, 8.0)
+    view = watched(step(9))
+    assert (view.tokens_per_second, view.eta_seconds) == (2000.0, 0.0)
+
+
+def test_without_a_step_or_a_known_end_no_time_is_left(tmp_path, watched):
+    assert watched().eta_seconds is None
+    (tmp_path / "other").mkdir()
+    watcher = Watcher(tmp_path / "other")
+    (tmp_path / "other/steps.jsonl").write_bytes(msgspec.json.encode(step(3)) + b"\n")
+    view = watcher.look(JOB, replace(REPORT, steps=0))
+    assert (view.step, view.steps, view.eta_seconds) == (4, 0, None)
+    assert "step 4/?" in printed(Lines, view)
+
+
+def test_a_step_that_took_no_measured_time_has_no_rate_of_its_own(watched):
+    assert "  0 tokens/s  " in printed(Lines, watched(replace(step(0), seconds=0.0)))
+
+
 def test_an_incomplete_line_is_read_once_it_is_complete(watched):
     whole = msgspec.json.encode(step(1)) + b"\n"
     assert [s.step for s in watched(step(0), torn=whole[:20]).new_steps] == [0]
@@ -139,6 +161,30 @@ def test_lines_do_not_wait_for_the_old_time_when_the_clock_is_set_back(watched):
     assert "step 1/" not in out.getvalue()
     display.show(watched(known_until=1400.0))
     assert "step 1/" in out.getvalue()
+
+
+def test_a_line_that_is_held_is_printed_once_its_time_is_known_and_only_then_or_at_the_end(watched):
+    out = io.StringIO()
+    display = Lines(Console(file=out))
+    first = watched(step(0, time=10.0), step(1, time=20.0), step(2, time=30.0), known_until=10.0)
+    display.show(first)
+    display.show(watched(known_until=10.0))
+    assert [out.getvalue().count(f"step {n}/") for n in (1, 2, 3)] == [1, 0, 0]
+    end = {"reason": "Completed", "message": "all is done", "time": "1970-01-01T00:00:40Z"}
+    display.show(dataclasses.replace(watched(events=[end]), state="Completed"))
+    assert [out.getvalue().count(f"step {n}/") for n in (1, 2, 3)] == [1, 1, 1]
+    assert [line.endswith("left 14 s") for line in out.getvalue().splitlines() if "step " in line] == [
+        False, False, True,
+    ]  # fmt: skip
+    assert "all is done" not in out.getvalue()
+
+
+@pytest.mark.parametrize(("done", "part"), [(0, 0.0), (5, 0.5), (10, 1.0)])
+def test_the_bar_of_the_panel_is_as_long_as_the_part_that_is_done(watched, done, part):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=84)
+    console.print(panel(watched(*(step(n) for n in range(done)))))
+    assert out.getvalue().count("━") == 80 * part
 
 
 def test_lines_leave_the_end_to_the_summary_that_follows(watched):
@@ -234,12 +280,34 @@ def test_an_output_that_is_no_terminal_gets_lines_even_with_forced_colours(monke
     assert "\x1b" not in out.getvalue()
 
 
+def test_a_world_that_begins_at_an_earlier_checkpoint_shows_that_step_and_what_it_waits_for(tmp_path):
+    """Its first step takes long. The last line is of a step that is done again."""
+    watcher, back = Watcher(tmp_path), replace(REPORT, generation=2, step=2, waiting_for="all 2 ranks to finish step 2")
+    (tmp_path / "steps.jsonl").write_bytes(b"".join(msgspec.json.encode(step(n)) + b"\n" for n in range(6)))
+    view = watcher.look(JOB, back)
+    assert (view.step, view.waiting_for, view.eta_seconds) == (2, back.waiting_for, 16.0)
+
+
 @pytest.mark.parametrize("seconds, text", [(0.4, "0 s"), (59.4, "59 s"), (187, "3 m 07 s"), (7500, "2 h 05 m")])
 def test_durations_are_formatted_with_two_units(seconds, text):
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize("number, text", [(812, "812"), (12_345, "12.3 k"), (4_560_000, "4.56 M"), (2e9, "2.00 G")])
+@pytest.mark.parametrize(
+    "number, text",
+    [
+        (812, "812"),
+        (12_345, "12.3 k"),
+        (4_560_000, "4.56 M"),
+        (2e9, "2.00 G"),
+        (999.4, "999"),
+        (999.6, "1.0 k"),
+        (999_940, "999.9 k"),
+        (999_960, "1.00 M"),
+        (999_994_000, "999.99 M"),
+        (999_996_000, "1.00 G"),
+    ],
+)
 def test_amounts_are_formatted_with_a_unit(number, text):
     assert amount(number) == text
 

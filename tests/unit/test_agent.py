@@ -36,6 +36,7 @@ async def test_running_workers_join_the_new_world_and_only_the_killed_one_is_rep
         old = await workers(tmp_path, 1, 2)
         os.kill(old[0]["pid"], 9)
         await coordinator.seen("/v1/exits")
+        assert b"coxswain_agent_workers 1.0" in started.metrics.exposition()  # of those that run
         coordinator.publish(world(2))
         new = await workers(tmp_path, 2, 2)
         assert new[1]["pid"] == old[1]["pid"]

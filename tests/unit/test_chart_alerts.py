@@ -81,8 +81,27 @@ def test_steps_that_are_in_no_checkpoint_six_hours_later_raise_the_alert(tmp_pat
 
 
 def test_a_job_that_waited_long_for_trainers_is_given_six_hours_of_steps_before_the_alert(tmp_path: Path) -> None:
-    series = {of_job("coxswain_step"): "0x400 1+1x400", of_job("coxswain_checkpoint_step"): "0x900"}
+    series = {of_job("coxswain_step"): "_x400 1+1x400", of_job("coxswain_checkpoint_step"): "0x900"}
     assert_firing(tmp_path, series, m445="", m750="", m799="CoxswainCheckpointsFail")
+
+
+def test_a_job_that_stalls_after_its_very_first_step_raises_the_alert(tmp_path: Path) -> None:
+    """Its series begins with that step, of number 0."""
+    assert_firing(tmp_path, {of_job("coxswain_step"): "_x10 0x100"}, m24="", m45="CoxswainJobStalled")
+
+
+def test_a_step_that_a_checkpoint_begins_with_is_not_in_it(tmp_path: Path) -> None:
+    """That of step 60 holds the steps up to 59; step 60 was completed six hours before the alert, and then no step for long."""
+    series = {
+        of_job("coxswain_step"): "0+1x60 60x100 61+1x400",
+        of_job("coxswain_checkpoint_step"): "0x59 60x600",
+    }
+    assert_firing(tmp_path, series, m400="", m470="CoxswainCheckpointsFail")
+
+
+def test_a_job_that_has_stalled_for_hours_raises_the_one_alert_and_not_that_of_its_checkpoints(tmp_path: Path) -> None:
+    series = {of_job("coxswain_step"): "0+1x60 60x700", of_job("coxswain_checkpoint_step"): "0x59 60x700"}
+    assert_firing(tmp_path, series, m120="CoxswainJobStalled", m600="CoxswainJobStalled")
 
 
 def test_a_job_that_stalls_under_a_new_coordinator_raises_the_alert_half_an_hour_later(tmp_path: Path) -> None:
@@ -102,6 +121,38 @@ def test_crashes_of_different_trainers_raise_the_alert(tmp_path: Path) -> None:
 
 def test_three_crashes_in_half_an_hour_raise_no_alert(tmp_path: Path) -> None:
     assert_firing(tmp_path, {of_job("coxswain_worker_failures_total"): "0x5 1x3 2x3 3x60"}, m15="", m30="")
+
+
+def of_two_coordinators(name: str, first: str, second: str) -> dict[str, str]:
+    """The series of a job whose coordinator's pod is replaced."""
+    series = of_job(name)
+    return {series: first, series.replace("coordinator-0", "coordinator-1"): second}
+
+
+def test_crashes_count_on_under_a_new_coordinator_whose_counter_begins_at_0(tmp_path: Path) -> None:
+    series = of_two_coordinators("coxswain_worker_failures_total", "0 0 1 2 2x3", "_x8 0 0 1 2 2x60")
+    assert_firing(tmp_path, series, m7="", m20="CoxswainWorkersCrash", m60="")
+
+
+def test_steps_that_are_in_no_checkpoint_raise_the_alert_though_a_new_coordinator_has_come_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """It begins with the step of the last checkpoint, and so does its series."""
+    steps = of_two_coordinators("coxswain_step", "0+1x300", "_x301 59x2 60+1x500")
+    saved = of_two_coordinators("coxswain_checkpoint_step", "0x59 60x240", "_x301 60x502")
+    assert_firing(tmp_path, {**steps, **saved}, m400="", m470="CoxswainCheckpointsFail")
+
+
+def test_a_job_under_a_new_coordinator_every_ten_minutes_that_completes_no_step_raises_the_alert(
+    tmp_path: Path,
+) -> None:
+    """Each begins with the step of the last checkpoint: that is no new step."""
+    series: dict[str, str] = {}
+    for number in range(6):
+        pod = f"coordinator-{number}"
+        for name, value in (("coxswain_step", 59), ("coxswain_checkpoint_step", 60)):
+            series[of_job(name).replace("coordinator-0", pod)] = f"_x{10 * number} {value}x9 stale"
+    assert_firing(tmp_path, series, m25="", m35="CoxswainJobStalled", m55="CoxswainJobStalled")
 
 
 def test_an_operator_that_is_down_raises_the_alert_beside_another_release_of_its_name(tmp_path: Path) -> None:
@@ -184,6 +235,50 @@ def test_a_trainer_without_data_raises_the_alert_once_there_is_a_world_and_not_b
         of_job("coxswain_constructor_ready_steps", ',index="1"'): "4x390",
     }
     assert_firing(tmp_path, series, m50="", m80="CoxswainDataStarved")
+
+
+def test_a_trainer_that_has_a_step_ready_now_and_then_raises_no_alert(tmp_path: Path) -> None:
+    series = {
+        of_job("coxswain_step"): "0+1x390",
+        of_job("coxswain_checkpoint_step"): "0+1x390",
+        of_job("coxswain_world_generation"): "1x390",
+        of_job("coxswain_constructor_ready_steps", ',index="0"'): " ".join(["0x9 1"] * 39),
+    }
+    assert_firing(tmp_path, series, m80="", m200="")
+
+
+def panel_checks(title: str, *expected: dict[str, float]) -> list[dict]:
+    """After ten minutes, of each query of a panel: values by labels, to three digits."""
+    (panel,) = (p for p in JOB.panels if p.title == title)
+    chosen = {"$namespace": "team-a", "$training_job": "demo", "$__rate_interval": "5m"}
+    found = []
+    for (query, _), values in zip(panel.queries, expected, strict=True):
+        for variable, value in chosen.items():
+            query = query.replace(variable, value)
+        samples = [{"labels": labels, "value": value} for labels, value in values.items()]
+        found.append({"expr": f"round({query}, 0.001)", "eval_time": "10m", "exp_samples": samples})
+    return found
+
+
+def test_panels_add_up_pods_and_sources_and_show_the_extremes_of_trainers(tmp_path: Path) -> None:
+    series = {
+        of_job("coxswain_tokens_total", ',source="code"'): "0+600x20",
+        of_job("coxswain_tokens_total", ',source="docs"'): "0+300x20",
+    }
+    for n in range(12):
+        series[of_job("coxswain_agent_workers", f',index="{n}"')] = f"{n}x20"
+        series[of_job("coxswain_constructor_ready_steps", f',index="{n}"')] = f"{n}x20"
+        series[of_job("coxswain_trainer_slowdown", f',trainer="t{n}",node="n"')] = f"{n}x20"
+    for most, count in (("1", 90), ("2", 98), ("5", 100), ("+Inf", 100)):
+        series[of_job("coxswain_step_seconds_bucket", f',le="{most}"')] = f"0+{count}x20"
+    checks = [
+        *panel_checks("Tokens per second", {"{}": 15.0}, {'{source="code"}': 10.0, '{source="docs"}': 5.0}),
+        *panel_checks("Workers", {"{}": 66.0}),
+        *panel_checks("Steps ready", {f'{{index="{n}"}}': float(n) for n in range(10)}),
+        *panel_checks("Slowest trainers", {f'{{trainer="t{n}",node="n"}}': float(n) for n in range(7, 12)}),
+        *panel_checks("Step time", {"{}": 0.556}, {"{}": 3.5}),
+    ]
+    promtool(tmp_path, series, checks)
 
 
 @pytest.mark.parametrize(("step", "saved", "lost"), [(2, 3, 0), (5, 3, 3)])

@@ -14,7 +14,7 @@ import promql_parser
 import pytest
 import yaml
 
-from coxswain.api.dashboards import DASHBOARDS, Panel, dashboard_json
+from coxswain.api.dashboards import DASHBOARDS, Dashboard, Panel, dashboard_json
 from coxswain.metrics import METRICS
 from coxswain_link.metrics import build
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service, ports
@@ -116,6 +116,24 @@ def test_what_takes_an_hour_is_shown_as_an_hour(what: str) -> None:
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize("service", sorted({metric.service for metric in METRICS}))
+def test_a_late_gauge_has_a_series_from_its_first_value_on(service: str) -> None:
+    for metric in METRICS:
+        if metric.service == service and metric.late:
+            metrics, line = build(service), re.compile(rf"^{metric.name} (.+)$", re.MULTILINE)
+            assert not line.search(metrics.exposition().decode())
+            for value in (0.0, 1.5):
+                metrics[metric.name].set(value)
+                assert line.findall(metrics.exposition().decode()) == [str(value)]
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda d: d.uid)
+def test_a_dashboard_offers_what_has_only_just_begun(dashboard: Dashboard) -> None:
+    """What is offered has a series that is there from the start."""
+    late = {metric.name for metric in METRICS if metric.late}
+    assert [query for _, query in dashboard.variables if late & set(re.findall(r"coxswain_\w+", query))] == []
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda d: d.uid)

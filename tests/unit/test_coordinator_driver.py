@@ -127,6 +127,22 @@ async def test_a_new_coordinator_shows_the_step_of_its_checkpoint_before_a_step_
     async with leading(job, "two") as lead:
         await lead.until(lambda: lead.state.manifest)
         assert figures(lead.state.metrics, "coxswain_step", "coxswain_checkpoint_step") == [2.0, 3.0]
+        lines = lead.state.metrics.exposition().decode()
+        wanted = {"loss", "gradient_norm", "learning_rate", "idle_fraction", "planned_step_seconds", "committed_step"}
+        assert [name for name in wanted if f"coxswain_{name}" in lines] == []  # a loss of 0 after each restart
+
+
+async def test_a_first_coordinator_shows_no_step_before_one_is_closed_and_whether_there_is_a_checkpoint_once_it_knows(
+    tmp_path,
+):
+    """From 0 to the step of a checkpoint it would seem to change: no alert would say that a job stalls."""
+    assert b"coxswain_checkpoint_step " not in build("coordinator").exposition()
+    async with training(small(tmp_path)) as lead:
+        lines = lead.state.metrics.exposition()
+        assert b"coxswain_step " not in lines and b"coxswain_checkpoint_step 0.0" in lines
+        await lead.close(0)
+        await lead.until(lambda: lead.state.history.recent)
+        assert figures(lead.state.metrics, "coxswain_step", "coxswain_checkpoint_step") == [0.0, 0.0]
 
 
 async def test_a_checkpoint_that_is_older_than_the_last_step_leaves_the_step_as_it_is(tmp_path):

@@ -18,7 +18,7 @@ from coxswain.membership.values import Sequence
 from coxswain.models import parameter_specs
 from coxswain.termination import TERMINATION_BYTES
 from coxswain.trainer_figures import RankStep, StepFigures, slow_words, step_figures, trainer_figures
-from coxswain.wire import CheckpointManifest, DeliveredDigests, Evaluation, Fault, Finished, JobReport, StepLine
+from coxswain.wire import CheckpointManifest, DeliveredDigests, Evaluation, Fault, Finished, JobReport, StepLine, Totals
 from coxswain_coordinator.api.report import job_report, termination_message
 from coxswain_coordinator.api.status_page import page
 from coxswain_coordinator.state.job_state import JobState
@@ -70,6 +70,16 @@ def lines(found: list[Closed]) -> list[StepLine]:
 def test_a_rate_follows_from_the_times_of_the_steps_and_not_from_their_arrival(tmp_path, ends, seconds, rate):
     found = lines(closed(tmp_path, ends))
     assert (step_seconds(found), tokens_per_second(found)) == (seconds, rate)
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank_and_idles_by_the_time_of_all(tmp_path):
+    book = StepTracker(session(make_job(tmp_path)).world.seats, 0, STREAM_SEED)
+    for rank, (seconds, compute, waited) in enumerate(((4.0, 3.0, 0.5), (8.0, 5.0, 0.25))):
+        book.add_report(report(rank, 0, seconds=seconds, compute_seconds=compute, data_wait_seconds=waited))
+    book.add_delivered(DeliveredDigests(1, 0, ((0, "11" * 32), (1, "22" * 32))))
+    found = book.close(plan(0), 5000.0)
+    assert found is not None
+    assert (found.line.seconds, found.line.idle_fraction, found.line.data_wait_seconds) == (8.0, 0.5, 0.5)
 
 
 def test_a_rate_is_that_of_the_newest_world_alone(tmp_path):
@@ -212,6 +222,23 @@ def test_a_slow_trainer_is_named_in_the_report_and_on_the_page(run):
     assert "<td>trainer-1<td>node-b<td>pod-1<td>1<td>3<td>0.2<td>0.8<td>2.0 x" in text
 
 
+def test_a_last_step_of_a_world_that_some_ranks_have_not_reported_is_in_no_mean_of_trainers(run):
+    run.step(0)
+    before = run.report().trainers
+    run.session.book.add_report(report(0, 1, compute_seconds=9.0, totals=Totals(5.0, 7)))
+    run.session.book.add_delivered(DeliveredDigests(1, 1, ((0, "11" * 32), (1, "22" * 32))))
+    assert run.state.close_step(run.session, world_over=True)
+    assert (run.report().step, run.report().trainers) == (2, before)
+
+
+def test_the_page_shows_neither_an_idle_share_nor_a_time_left_before_a_step_is_closed(run):
+    assert [word for word in ("<td>Idle", "<td>Remaining", "<td>Loss") if word in page("demo", run.report())] == []
+    run.step(0)
+    text = page("demo", run.report())
+    assert f"<td>Idle<td>{run.report().idle_fraction:.1%}" in text
+    assert f"<td>Remaining<td>{run.report().eta_seconds} s" in text
+
+
 def test_a_report_of_a_thousand_trainers_names_the_64_slowest_and_its_termination_message_none(run):
     found = [{(n, n): RankStep(4.0, 1.0 + n, 0.0, 1.0) for n in range(1000)}] * 5
     run.session.world = replace(run.session.world, trainers=tuple(f"trainer-{n}" for n in range(1000)))
@@ -257,6 +284,29 @@ def test_rate_norm_and_utilisation_of_a_step_are_in_its_line_the_report_the_metr
     assert f'coxswain_model_flops_utilization{{hardware="cpu"}} {line.mfu}' in text
     assert "<td>Gradient norm<td>1.5</tr>" in page("demo", found)
     assert "<td>Model FLOPs utilisation<td>0.0%</tr>" in page("demo", found)
+
+
+def test_the_metrics_of_steps_are_those_of_their_lines_the_gauges_of_the_last_one(run):
+    for step, (over, makespan) in enumerate(((1.5, 2.0), (1.25, 3.0))):
+        changed = replace(run.session._plans[step], makespan_over_bound=over, makespan_seconds=makespan)
+        run.session._plans[step] = changed
+    run.step(0)
+    run.step(1, 5.0, compute=(1.0, 2.0))
+    first, last = run.state.history.recent
+    found = dict(line.rsplit(" ", 1) for line in run.metrics.exposition().decode().splitlines() if line[0] != "#")
+    wanted = {
+        "coxswain_step": 1, "coxswain_loss": last.loss, "coxswain_idle_fraction": last.idle_fraction,
+        "coxswain_makespan_over_bound": 1.25, "coxswain_world_generation": 1, "coxswain_step_seconds_count": 2,
+        "coxswain_step_seconds_sum": first.seconds + last.seconds, "coxswain_evaluation_seconds_count": 0,
+    }  # fmt: skip
+    counted = {f'coxswain_tokens_total{{source="{name}"}}': 2 * n for name, n in last.tokens_by_source.items()}
+    assert {name: float(found[name]) for name in wanted | counted} == wanted | counted
+    assert first.idle_fraction != last.idle_fraction and len(counted) == 2
+    off = [1 - line.planned_seconds / line.seconds for line in (first, last)]
+    assert float(found["coxswain_cost_model_error"]) == pytest.approx(sum(off) / 2)
+    assert off[0] > 1.5 * off[1] > 0
+    run.save(2)
+    assert "coxswain_checkpoint_seconds_sum 0.5\n" in run.metrics.exposition().decode()
 
 
 def test_a_predicted_step_is_its_makespan_reduction_and_update_in_its_line_and_the_metrics(run):
@@ -307,9 +357,10 @@ def test_the_latest_evaluation_stays_in_report_metrics_and_page(run):
     assert "coxswain_evaluation_loss{" not in run.metrics.exposition().decode()
     held_out = Evaluation((Sequence("code", -1, 9, 0, 5, 9),), (), (), 4, 0)
     run.session._plans[1] = replace(run.session._plans[1], evaluation=held_out)
-    run.step(1, evaluation_loss_sum=5.0)
+    run.step(1, evaluation_loss_sum=5.0, evaluation_seconds=0.75)
     run.step(2)
     found = run.report()
+    assert "coxswain_evaluation_seconds_sum 0.75\n" in run.metrics.exposition().decode()
     assert (found.evaluation_loss, found.evaluation_step) == (2.5, 1)
     assert 'coxswain_evaluation_loss{tokens="5"} 2.5' in run.metrics.exposition().decode()
     assert "<td>Loss on held-out documents<td>2.5000 after step 1</tr>" in page("demo", found)

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from coxswain.config import PhaseConfig
 from coxswain.membership.mix_record import MixRecord
 from coxswain_cli.__main__ import app
-from coxswain_cli.readers.values import Progress, Seen, stored
+from coxswain_cli.readers.cluster import seen
+from coxswain_cli.readers.values import Progress, Seen, reported, stored
 from coxswain_cli.reporting.model import MixInForce
 from coxswain_cli.status import brief, describe
 from tests.unit import report_samples as samples
@@ -100,6 +101,33 @@ def test_the_texts_of_a_status_become_numbers_and_what_is_no_number_is_unknown()
     status = {"step": 3, "steps": 40, "loss": "4.5", "tokensPerSecond": "", "idlePercent": "12.5", "etaSeconds": 75}
     assert stored({"progress": status}) == Progress(3, 40, 4.5, None, 0.125, 75)
     assert stored({}) is None
+
+
+def test_a_coordinator_that_has_closed_no_step_reports_no_rate_and_no_time_left() -> None:
+    """Its zeros are unknown numbers: after a restart a job of hours would have `0 s left`."""
+    nothing = {"loss": None, "tokens_per_second": 0.0, "idle_fraction": 0.0, "eta_seconds": 0}
+    assert reported(report("Starting", step=10, **nothing)) == Progress(10, 100)
+    assert reported(report(step=10)) == Progress(10, 100, 2.5, 1000.0, 0.05, 60)
+
+
+@pytest.mark.parametrize(
+    ("type_", "status", "rates"),
+    [
+        ("Succeeded", "Unknown", (20.0, 0.125, 75)),
+        ("Succeeded", "False", (None,) * 3),
+        ("Succeeded", "True", (None,) * 3),
+        ("Suspended", "True", (None,) * 3),
+    ],
+)
+def test_a_job_of_a_cluster_that_stands_still_has_no_rate_and_no_time_left(
+    type_: str, status: str, rates: tuple[float | None, ...]
+) -> None:
+    done = {
+        "step": 3, "steps": 40, "loss": "4.5", "tokensPerSecond": "20", "idlePercent": "12.5", "etaSeconds": 75,
+    }  # fmt: skip
+    conditions = [{"type": type_, "status": status, "reason": "R"}]
+    found = seen({**JOB, "status": {"progress": done, "conditions": conditions}}, []).progress
+    assert found == Progress(3, 40, 4.5, *rates)
 
 
 def test_a_line_of_the_list_has_the_state_and_how_far_the_job_is() -> None:

@@ -52,6 +52,16 @@ def test_building_that_is_far_enough_ahead_waits_until_a_worker_takes_a_step():
         assert waiting.result(10) == 11
 
 
+def test_without_a_generation_nothing_is_said_of_steps_ready():
+    """A trainer that waits for others to form a world waits for no data."""
+    ready = list[int]()
+    step_cache = StepCache(2, ready.append)
+    assert ready == []
+    step_cache.open(1, 10, {0: 0})
+    step_cache.close()
+    assert ready == [0]
+
+
 def test_a_new_generation_has_no_step_ready_whatever_the_one_before_had():
     ready = list[int]()
     step_cache = StepCache(2, ready.append)

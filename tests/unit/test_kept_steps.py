@@ -19,6 +19,7 @@ from coxswain_cli.jsonlines import JsonOutput
 from coxswain_cli.kept_steps import kept_steps
 from coxswain_cli.readers.folder import FolderReader
 from coxswain_cli.readers.location import LocationReader
+from coxswain_cli.readers.values import Progress
 from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.summary import summary
 from tests.unit import report_samples as samples
@@ -107,6 +108,17 @@ def test_the_status_of_a_run_that_was_killed_after_it_resumed_is_that_of_its_las
     samples.write_object(workdir, "TrainingJob", "demo", {"metadata": metadata, "spec": {}, "status": status})
     done = CliRunner().invoke(app, ["status", str(workdir)])
     assert f"  step        7/60, loss {loss(11):.4f}" in done.output
+    assert FolderReader(workdir).look().step == 7
+
+
+def test_a_run_that_has_ended_without_lines_has_the_step_of_its_status_but_neither_rates_nor_a_doubt(
+    tmp_path: Path,
+) -> None:
+    metadata = {"name": "demo", "namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1}
+    texts = {"tokens": "100", "loss": "0.25", "tokensPerSecond": "1", "idlePercent": "0", "percent": "17"}
+    status = {"progress": {"step": 10, "steps": 60, "etaSeconds": 1, **texts}}
+    samples.write_object(tmp_path, "TrainingJob", "demo", {"metadata": metadata, "spec": {}, "status": status})
+    assert FolderReader(tmp_path).look().progress == Progress(10, 60, 0.25)
 
 
 @pytest.fixture
@@ -129,3 +141,9 @@ def test_a_checkpoint_location_has_the_steps_of_its_newest_world(location: str) 
     assert [(s.step, s.loss) for s in found.steps] == [(WRITTEN[n], loss(n)) for n in (0, 1, 2, 3, 4, 10, 11)]
     progress = LocationReader(location).look().progress
     assert progress is not None and (progress.step, progress.loss) == (7, loss(11))
+
+
+def test_a_location_without_lines_of_steps_is_as_far_as_its_newest_checkpoint(location: str, tmp_path: Path) -> None:
+    for path in (tmp_path / "steps").iterdir():
+        path.unlink()
+    assert LocationReader(location).look().progress == Progress(7)

@@ -40,6 +40,8 @@ def test_the_layout_has_every_documented_field_and_the_same_bytes_again(cluster:
     assert set(report["replicas"][0]) == {"micro_batches", "stages"}
     assert set(report["replicas"][0]["stages"][0]) == {"node", "devices", "layers", "memory_bytes"}
     assert report["optimum_ratio"] == pytest.approx(6 / (4 + 1 / 2.57))
+    ideal = report["healthy_seconds"] * report["optimum_ratio"]
+    assert report["ratio_to_optimum"] == pytest.approx(report["step_seconds"] / ideal)
     assert report["transfers"] is None
     assert all(s["memory_bytes"] <= report["memory_limit_bytes"] for r in report["replicas"] for s in r["stages"])
     assert plan("--cluster", cluster)["digest"] == report["digest"]
@@ -60,6 +62,13 @@ def test_from_a_current_layout_the_moves_are_listed_and_rivals_compared(cluster:
     assert report["rivals"]["rigid"] is None and "rigid  has no layout" in result.stderr
     found = [rival["over_ours"] for rival in report["rivals"].values() if rival]
     assert found and min(found) >= 1 - 1e-9
+    fullest = max(s["memory_bytes"] for r in report["replicas"] for s in r["stages"])
+    assert (
+        f"memory  {fullest / 2**30:.1f} of {report['memory_limit_bytes'] / 2**30:.1f} GiB on the fullest"
+        in result.stderr
+    )
+    moved = report["transfers"]
+    assert f"moves  {moved['bytes'] / 1e9:.1f} GB in {moved['seconds']:.2f} s, bound" in result.stderr
 
 
 @pytest.mark.parametrize(

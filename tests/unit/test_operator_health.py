@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 from contextlib import suppress
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from coxswain.api.dashboards import OPERATOR
 from coxswain.exits import Exit
 from coxswain.names import host_port
-from coxswain_link.metrics import MetricsRegistry
-from coxswain_operator.health import HealthStatus, LoopLag, serve_health
-from coxswain_operator.process import main
+from coxswain_link.metrics import MetricsRegistry, build
+from coxswain_operator.cluster import Conflict
+from coxswain_operator.health import LONGEST_SILENCE, LONGEST_STALL, HealthStatus, LoopLag, serve_health
+from coxswain_operator.process import main, measured
 
 METRICS = ("leader", "jobs", "queue_seconds", "silence_seconds", "loop_lag_seconds")
 
@@ -119,3 +122,31 @@ async def test_health_and_metrics_are_served_while_the_operator_is_ready(
     assert answers["/metrics"].headers["Content-Type"] == "text/plain; charset=utf-8"
     for name, value in zip(METRICS, values, strict=True):
         assert f"\ncoxswain_operator_{name} {float(value)}\n" in texts["/metrics"]
+
+
+def test_the_panels_of_the_operator_name_the_limits_that_end_it_and_those_alone() -> None:
+    said = {panel.title: panel.description for panel in OPERATOR.panels}
+    for limit, status in ((LONGEST_SILENCE, HealthStatus(silence=181)), (LONGEST_STALL, HealthStatus(stalled=301))):
+        assert f"at most {limit:.0f} are normal" in status.problem
+    assert f"{LONGEST_SILENCE:.0f} s and more end the operator" in said["Quietest watch"]
+    assert HealthStatus(waiting=1e6).problem == ""
+    assert f"Only where no pass ends for {LONGEST_STALL:.0f} s does the operator end" in said["Longest wait"]
+
+
+@pytest.mark.parametrize(("error", "result"), [(None, "ok"), (Conflict("stale"), "conflict"), (OSError(), "error")])
+async def test_a_pass_is_counted_once_by_how_it_ended(error: Exception | None, result: str) -> None:
+    """Passes that another writer has overtaken are harmless: they raise no alert."""
+
+    async def reconcile(namespace: str, name: str) -> None:
+        if error is not None:
+            raise error
+
+    registry, stub = build("operator"), SimpleNamespace(reconcile_job=reconcile)
+    with suppress(Conflict, OSError):
+        await measured(cast("Any", stub), registry)(("ns", "demo"))
+    text = registry.exposition().decode()
+    counts = {
+        found: f'coxswain_reconcile_total{{result="{found}"}} 1.0' in text for found in ("ok", "conflict", "error")
+    }
+    assert [found for found, is_counted in counts.items() if is_counted] == [result]
+    assert "coxswain_reconcile_seconds_count 1.0" in text

@@ -60,10 +60,21 @@ def test_a_file_that_another_system_wrote_is_the_same_step(lengths: Path, tmp_pa
 
 
 def test_the_output_file_has_the_json_and_standard_error_a_table(lengths: Path, tmp_path: Path) -> None:
-    result = cox("--lengths", lengths, "--output", tmp_path / "plan.json")
+    result = cox("--lengths", lengths, "--node-size", 4, "--output", tmp_path / "plan.json")
     assert result.stdout == ""
-    assert "x the lower bound" in result.stderr
-    assert json.loads((tmp_path / "plan.json").read_text())["balance"] == "makespan"
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["balance"] == "makespan"
+    rings, sent = [t for t in found["tasks"] if t["kind"] == "ring"], found["ring_bytes"]
+    assert sent["between_nodes"] != sent["inside_node"] and min(sent.values()) > 0
+    assert dict(line.strip().split("  ", 1) for line in result.stderr.splitlines()) == {
+        "sequences": "45 with 186497 tokens, longest 40000",
+        "tasks": f"{len(found['tasks']) - len(rings)} packs, {len(rings)} rings, "
+        f"widest over {max(len(t['replicas']) for t in rings)} replicas",
+        "makespan": f"{found['makespan_seconds']:.3f} s, {found['makespan_over_bound']:.3f} x the lower bound",
+        "idle": f"{100 * found['idle_fraction']:.1f} %",
+        "ring traffic": f"{sent['inside_node'] / 1e9:.1f} GB inside nodes, {sent['between_nodes'] / 1e9:.1f} GB between them",
+        "planned in": f"{1000 * found['planner_seconds']:.0f} ms by makespan",
+    }
 
 
 def test_a_picture_shows_the_plan_and_that_of_another_balance_beside_it(lengths: Path, tmp_path: Path) -> None:

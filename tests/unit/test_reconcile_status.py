@@ -220,6 +220,16 @@ def test_progress_is_in_decimals_and_never_negative(
     assert (found.idle_percent, found.loss, found.tokens_per_second) == (idle, "2.5000", "1000")
 
 
+@pytest.mark.parametrize(
+    ("step", "percent"),
+    [(604_800, "100.0"), (604_799, "99.9"), (604_196, "99.9"), (604_195, "99.8"), (604, "0.0"), (605, "0.1")],
+)
+def test_a_run_of_a_week_is_not_whole_before_its_last_step(step: int, percent: str) -> None:
+    """A tenth of a percent is ten minutes of it."""
+    found = progress.apply_report(BEFORE, report("Running", step, steps=604_800)).progress
+    assert found is not None and found.percent == percent
+
+
 def test_a_coordinator_that_has_seen_no_step_leaves_the_rate_of_the_run() -> None:
     before = progress.apply_report(BEFORE, report("Running", 7))
     after = progress.apply_report(before, report("Completed", 9, tokens_per_second=0.0)).progress

@@ -195,6 +195,14 @@ def test_a_picture_is_sound_markup_and_no_taller_than_a_screen_at_any_number_of_
     assert all(h <= max(480, ranks) for h in heights)
 
 
+@pytest.mark.parametrize("moment", [0.0, -5.0])
+def test_tasks_that_take_no_time_are_not_drawn(moment: float) -> None:
+    """A damaged line; there is no scale to draw them on."""
+    planned = (PlannedTask(0, "pack", (0,), moment, moment),)
+    made = timeline.draw(StepTiming(3, planned, (RankTiming(0, (MeasuredPass(0, "F", moment, moment),)),)))
+    assert made.count("nothing recorded") == 2
+
+
 def test_a_replica_of_several_ranks_is_one_planned_row_and_each_of_its_ranks_says_its_place() -> None:
     flat = samples_timing(2)
     ranks = [replace(r, rank=2 * r.replica + stage, stage=stage) for r in flat.ranks for stage in (0, 1)]

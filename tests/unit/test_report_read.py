@@ -18,7 +18,7 @@ from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.reporting.mix import source_shares
 from coxswain_cli.reporting.model import MeasuredPass
 from coxswain_cli.reporting.page import page
-from coxswain_cli.reporting.read import read_run, read_steps
+from coxswain_cli.reporting.read import mounted_job, read_run, read_steps
 from coxswain_cli.reporting.step_selection import chosen_steps
 from tests.unit import report_samples as samples
 
@@ -30,6 +30,34 @@ def test_the_last_line_of_a_redone_step_is_the_valid_one(tmp_path: Path) -> None
     run = read_run(tmp_path)
     assert [(s.step, s.loss) for s in run.steps] == [(0, 0.0), (1, 9.0), (2, 2.0)]
     assert run.redone == 2
+
+
+def test_a_step_that_a_newer_world_does_again_counts_as_done_again_and_its_line_is_the_valid_one() -> None:
+    """Objects of a checkpoint location are in the order of their steps, not of their writing."""
+    lines = [samples.step_line(step, worldGeneration=world) for step, world in ((1, 2), (0, 1), (1, 1), (2, 1))]
+    steps, redone, unreadable = read_steps(json.dumps(line).encode() for line in lines)
+    assert ([(s.step, s.worldGeneration) for s in steps], redone, unreadable) == ([(0, 1), (1, 2)], 1, 0)
+
+
+def test_a_line_of_events_that_is_none_is_counted(tmp_path: Path) -> None:
+    samples.write_lines(tmp_path / "events.jsonl", [{"reason": "R"}, {"reason": 5}])
+    assert read_run(tmp_path).unreadable == 1
+
+
+def test_the_job_is_that_of_the_newest_map_that_pods_mount() -> None:
+    """One that is immutable holds the job of an attempt as it began: its mix may have been edited since."""
+    times = {"old": "2026-01-01T00:00:00Z", "new": "2026-01-02T00:00:00Z", "pinned": "2026-01-03T00:00:00Z"}
+    maps: list[dict[str, Any]] = [
+        {
+            "metadata": {"name": name, "creationTimestamp": time},
+            "data": {"job.json": msgspec.json.encode(samples.job(name=name)).decode()},
+            "immutable": name == "pinned",
+        }
+        for name, time in times.items()
+    ]
+    found = [mounted_job(order) for order in (maps, maps[::-1])]
+    assert [job.name if job else None for job in found] == ["new", "new"]
+    assert mounted_job(maps[2:]) is None
 
 
 def test_300_sources_of_a_step_take_no_memory(tmp_path: Path) -> None:

@@ -87,6 +87,24 @@ def test_a_step_without_figures_neither_ends_a_calm_nor_a_rise():
     assert (calm.state, rising.state, rising.machine.slowdowns[0]) == (State.NORMAL, State.CONFIRMED, 3.0)
 
 
+def test_a_suspect_is_one_since_its_first_slow_window_and_until_none_of_its_last_ones_is_slow():
+    rank = Rank()
+    rank.window(1.0)
+    states = [rank.window(value) for value in (2.0, 2.0, 1.0, 1.0)]
+    assert states == [State.NORMAL, *[State.SUSPECTED] * 3]
+    assert rank.machine.since[0] == 1
+    assert rank.window(1.0) == State.NORMAL
+
+
+def test_a_step_without_figures_is_none_of_a_rest():
+    """Else a rank without work for a while is probed again at once."""
+    rank = Rank()
+    rank.refute()
+    for _ in range(9):
+        rank.window(2.0, present=False, urgent=True)
+    assert rank.steps_until(State.SUSPECTED, 2.0, urgent=True) == 2
+
+
 def test_of_two_probes_in_a_rest_that_found_nothing_the_higher_estimate_stays_cleared():
     rank = Rank()
     rank.refute(2.0)

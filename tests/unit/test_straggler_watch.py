@@ -261,6 +261,15 @@ def test_the_speed_of_a_device_never_goes_to_the_device_of_another_pod_or_seat(t
     assert (c.watch.speeds, c.watch.reports, c.gauge.series) == ((), (), {})
 
 
+def test_a_world_that_cannot_be_watched_has_no_series_of_the_stragglers_of_the_one_before(tmp_path):
+    c = slowed(tmp_path)
+    c.run(10)
+    assert c.gauge.series
+    with pytest.raises(ValueError, match="shorter"):
+        c.watch.enter(next_generation(c.job, 2, "me", agents(4), (), at_checkpoint(c.job, None)), c.world, [], {})
+    assert (c.watch.reports, c.gauge.series) == ((), {})
+
+
 def test_fewer_replicas_never_get_the_speeds_of_more(tmp_path):
     c = slowed(tmp_path)
     c.run(12)

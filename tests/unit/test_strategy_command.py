@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -49,10 +50,24 @@ def test_the_strategy_has_every_documented_field_and_alternatives_no_faster_than
     assert placed[0] >= found["chosen"]["seconds"]
 
 
-def test_the_table_names_the_choice_its_memory_the_alternatives_and_why_others_are_refused(lengths: Path) -> None:
-    result = cox("--lengths", lengths, "--hardware", "a100-40g", "--output", "/dev/null")
+def test_the_table_names_the_choice_its_memory_the_alternatives_and_why_others_are_refused(
+    lengths: Path, tmp_path: Path
+) -> None:
+    result = cox("--lengths", lengths, "--hardware", "a100-40g", "--output", tmp_path / "found.json")
     assert result.stderr.startswith("chosen ")
     assert "memory of 40 GiB" in result.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    rows = [line.split() for line in result.stderr.splitlines() if re.match(r"\d+ x tp", line)]
+    wanted = [
+        (
+            f"{each['seconds']:.3f}",
+            f"{each['seconds'] / found['chosen']['seconds']:.3f}",
+            f"{each['peak_bytes'] / 2**30:.1f}",
+        )
+        for each in (found["chosen"], *found["alternatives"])
+    ]
+    assert len(wanted) > 2 and len(rows) == len(wanted)
+    assert [set(numbers) <= set(row) for row, numbers in zip(rows, wanted, strict=True)] == [True] * len(wanted)
     assert "refused      tp1pp1: a device needs" in result.stderr
 
 

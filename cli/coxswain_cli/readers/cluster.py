@@ -21,12 +21,12 @@ from coxswain.config import JobConfig
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_cli.readers.api_reads import list_items, read_logs
 from coxswain_cli.readers.stored_run import open_location
-from coxswain_cli.readers.values import Manifest, Seen, Write, stored
+from coxswain_cli.readers.values import Manifest, Progress, Seen, Write, stored
 from coxswain_cli.reporting.formatting import seconds_of
 from coxswain_cli.reporting.model import MixInForce, RecordedEvent, RecordedRun
 from coxswain_cli.reporting.read import StepsRead, mixes_of, mounted_job, read_steps
 from coxswain_cli.reporting.step_selection import chosen_steps
-from coxswain_cli.summary import has_ended
+from coxswain_cli.summary import has_ended, is_suspended
 from coxswain_cli.workdir import condition
 from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes.access import Access, users_access
@@ -169,9 +169,12 @@ async def _allowed(what: str, items: Awaitable[list[T]]) -> tuple[list[T], tuple
 def seen(job: Manifest, pods: list[Manifest], missing: tuple[str, ...] = ()) -> Seen:
     """`missing`: what could not be read of the cluster."""
     status, summary = job.get("status") or {}, condition(job, "Succeeded")
-    note = f"at {status['updatedAt']}" if status.get("updatedAt") and not has_ended(job) else ""
+    over = has_ended(job) or is_suspended(job)
+    note = f"at {status['updatedAt']}" if status.get("updatedAt") and not over else ""
     state, lines = summary.get("reason", "Queued"), (*summary.get("message", "").splitlines(), *missing)
     progress = stored(status, note=note)
+    if over and progress:  # it stands still: neither rates nor a time left
+        progress = Progress(progress.step, progress.steps, progress.loss)
     return Seen(job, state, lines, pods, step=progress.step if progress else 0, progress=progress)
 
 

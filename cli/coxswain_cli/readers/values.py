@@ -68,6 +68,9 @@ class JobReader(Protocol):
 
 
 def reported(report: JobReport) -> Progress:
+    """Without the zeros that stand for rates while the coordinator has closed no step."""
+    if report.loss is None:
+        return Progress(report.step, report.steps)
     return Progress(
         report.step, report.steps, report.loss, report.tokens_per_second, report.idle_fraction, report.eta_seconds
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import nlargest
 from itertools import accumulate, pairwise
 from statistics import median
 
@@ -12,6 +13,7 @@ from coxswain_cli.reporting.formatting import ratio, seconds, short, smooth, thi
 from coxswain_cli.reporting.model import RecordedRun, RecordedStep
 
 SMOOTH_FROM = 12  # with fewer steps the raw curve is enough
+MOST_GAPS = 100  # that are marked: a damaged file may have one at every other step
 
 
 def charts(run: RecordedRun) -> tuple[Chart, ...]:
@@ -112,12 +114,24 @@ def _with_average(name: str, colour: int, values: tuple[float | None, ...]) -> t
 def _chart(
     run: RecordedRun, title: str, unit: str, note: str, series: tuple[Series, ...], *, from_zero: bool = True
 ) -> Chart:
-    return Chart(title, unit, tuple(s.step for s in run.steps), series, note, from_zero, _generations(run))
+    return Chart(title, unit, tuple(s.step for s in run.steps), series, note, from_zero, _marks(run))
 
 
-def _generations(run: RecordedRun) -> tuple[tuple[int, str], ...]:
-    """Where the world changed: a vertical line in every curve."""
-    pairs = pairwise(run.steps)
-    return tuple(
-        (b.step, f"world generation {b.worldGeneration}") for a, b in pairs if a.worldGeneration != b.worldGeneration
-    )
+def _marks(run: RecordedRun) -> tuple[tuple[int, str], ...]:
+    """Vertical lines in every curve: where the world changed, and where a curve goes straight over missing steps."""
+    changes = [
+        (b.step, f"world generation {b.worldGeneration}")
+        for a, b in pairwise(run.steps)
+        if a.worldGeneration != b.worldGeneration
+    ]
+    return tuple(sorted((*changes, *_gaps(run))))
+
+
+def _gaps(run: RecordedRun) -> list[tuple[int, str]]:
+    """The first step after each of the longest gaps."""
+    pairs = ((a.step + 1, b.step) for a, b in pairwise(run.steps) if b.step > a.step + 1)
+    longest = nlargest(MOST_GAPS, pairs, key=lambda gap: gap[1] - gap[0])
+    return [
+        (after, f"no lines of steps {first} to {after - 1}" if after > first + 1 else f"no line of step {first}")
+        for first, after in longest
+    ]

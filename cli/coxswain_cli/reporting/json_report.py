@@ -28,6 +28,7 @@ def facts(run: RecordedRun) -> dict[str, Any]:
         "steps": run.steps[-1].step + 1 if run.steps else 0,
         "steps_wanted": run.job.total_steps if run.job else None,
         "steps_computed_again": run.redone,
+        "steps_without_a_line": run.missing,
         "unreadable_lines": run.unreadable,
         **_training(run.steps),
         "sources": _sources(run),

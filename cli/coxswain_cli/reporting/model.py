@@ -171,3 +171,8 @@ class RecordedRun:
     unreadable: int = 0  # lines that are no JSON of the expected shape, a torn last line not counted
     mixes: tuple[MixInForce, ...] = ()  # in the order of their first steps; empty: unknown
     notes: tuple[str, ...] = ()  # sentences on what the reader could not see
+
+    @property
+    def missing(self) -> int:
+        """Steps up to the last one that have no line: totals lack them."""
+        return self.steps[-1].step + 1 - len(self.steps) if self.steps else 0

@@ -85,7 +85,7 @@ def strategy(run: RecordedRun) -> tuple[tuple[str, str], ...]:
 
 
 def end(run: RecordedRun) -> Markup:
-    """Returns the last checkpoint, restarts, steps that were computed again, and digests."""
+    """Returns the last checkpoint, restarts, steps that were computed again or have no line, and digests."""
     last = run.steps[-1] if run.steps else None
     facts = [
         ("last checkpoint", _checkpoint(run)),
@@ -93,6 +93,7 @@ def end(run: RecordedRun) -> Markup:
         ("restarts", _restarts(run.status)),
         ("world generations", ", ".join(sorted({str(s.worldGeneration) for s in run.steps}, key=int))),
         ("steps computed again", str(run.redone) if run.redone else ""),
+        ("steps without a line", str(run.missing) if run.missing else ""),
         ("unreadable lines", str(run.unreadable) if run.unreadable else ""),
         (f"stream digest after step {last.step}" if last else "", last.stream_digest if last else ""),
         (f"delivered digest of step {last.step}" if last else "", last.delivered_digest if last else ""),
@@ -120,15 +121,17 @@ def _restarts(status: dict[str, Any]) -> str:
 def events(run: RecordedRun) -> Markup:
     if not run.events:
         return tag("p", "no events recorded", class_="empty")
-    began = min(e.time for e in run.events)
+    began = min((e.time for e in run.events if e.time), default=0.0)
     return tag("table", join(_event(e, began) for e in run.events), class_="events")
 
 
 def _event(event: RecordedEvent, began: float) -> Markup:
     mark = tag("b", ("▲ " if event.reason in BAD else "") + event.reason, class_="bad" if event.reason in BAD else None)
-    when = tag(
-        "td", f"+{seconds(event.time - began)}" if event.time > began else "0 s", title=f"{_utc(event.time)} UTC"
-    )
+    if event.time:
+        since = f"+{seconds(event.time - began)}" if event.time > began else "0 s"
+        when = tag("td", since, title=f"{_utc(event.time)} UTC")
+    else:
+        when = tag("td", "time unknown")
     return tag("tr", when, tag("td", mark, " ", event.message, " ", tag("span", event.object, class_="unit")))
 
 

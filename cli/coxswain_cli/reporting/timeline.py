@@ -33,7 +33,7 @@ def many(timing: StepTiming) -> bool:
 def _panel(title: str, unit: str, rows: Rows, length: float, note: str) -> Markup:
     words = f"{seconds(end(rows))} long{note}"
     heading = tag("figcaption", tag("b", title), tag("span", unit, class_="unit"), tag("output"), tag("small", words))
-    if not any(rows.values()):
+    if not any(rows.values()) or length <= 0:
         return tag("figure", heading, tag("p", "nothing recorded", class_="empty"), class_="picture")
     return tag("figure", heading, _plot(title, rows, length), class_="picture")
 

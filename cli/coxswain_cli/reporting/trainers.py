@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from coxswain.trainer_figures import TrainerFigures, slow_words, step_figures, trainer_figures
+from coxswain.trainer_figures import FEWEST_STEPS, TrainerFigures, slow_words, step_figures, trainer_figures
 from coxswain_cli.reporting.formatting import seconds
 from coxswain_cli.reporting.markup import Markup, join, tag
 from coxswain_cli.reporting.model import StepTiming
@@ -26,7 +26,12 @@ def words(figures: Sequence[TrainerFigures]) -> str:
 def section(figures: Sequence[TrainerFigures]) -> Markup:
     if not figures:
         return tag("p", "no timings recorded", class_="empty")
-    note = f"Each trainer's slowest rank, means over the last {figures[0].steps} steps. {words(figures) or 'No trainer is slow'}."
+    none = (
+        "No trainer is slow"
+        if figures[0].steps >= FEWEST_STEPS
+        else f"Fewer than {FEWEST_STEPS} steps name no slow one"
+    )
+    note = f"Each trainer's slowest rank, means over the last {figures[0].steps} steps. {words(figures) or none}."
     more = len(figures) - _ROWS
     rest = tag("p", f"{more} more, which are faster", class_="unit") if more > 0 else Markup("")
     return join((tag("p", note), tag("table", join(map(_row, figures[:_ROWS])), class_="facts"), rest))

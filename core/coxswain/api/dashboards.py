@@ -52,8 +52,8 @@ JOB = Dashboard(
     "coxswain-job",
     "Coxswain: one job",
     (
-        ("namespace", "label_values(coxswain_step, namespace)"),
-        ("training_job", 'label_values(coxswain_step{namespace="$namespace"}, training_job)'),
+        ("namespace", "label_values(coxswain_world_generation, namespace)"),
+        ("training_job", 'label_values(coxswain_world_generation{namespace="$namespace"}, training_job)'),
     ),
     (
         Panel("Step", "Last completed step.", "short", ((f"max(coxswain_step{{{_JOB}}})", ""),), stat=True),
@@ -144,8 +144,8 @@ OPERATOR = Dashboard(
             ((f"max(coxswain_operator_jobs{{{_OPERATOR}}})", ""),), stat=True,
         ),
         Panel(
-            "Longest wait", "Of a job for its pass; 300 s and more end the operator.", "s",
-            ((f"max(coxswain_operator_queue_seconds{{{_OPERATOR}}})", ""),), stat=True,
+            "Longest wait", "Of a job for its pass: long under load. Only where no pass ends for 300 s does the operator end.",
+            "s", ((f"max(coxswain_operator_queue_seconds{{{_OPERATOR}}})", ""),), stat=True,
         ),
         Panel(
             "Quietest watch", "Since it was heard; 180 s and more end the operator.", "s",

@@ -78,12 +78,14 @@ def _straggler(found: wire.StragglerReport) -> Straggler:
 
 def _progress(report: JobReport, before: Progress | None) -> Progress:
     step = _whole(report.step)
-    share = step / report.steps if report.steps else 0.0
+    tenths = (
+        1000 * step // report.steps if report.steps else 0
+    )  # of a percent, never rounded up: the last steps take hours
     known = report.tokens_per_second > 0  # not of a coordinator that has seen no step: the run's own rate stays
     return Progress(
         step=step,
         steps=_whole(report.steps),
-        percent=_decimal(100 * share, 1),
+        percent=_decimal(tenths / 10, 1),
         tokens=str(_whole(report.tokens)),
         loss=None if report.loss is None else _decimal(report.loss, 4),
         evaluation_loss=_evaluation_loss(report, before),

@@ -54,6 +54,7 @@ def page(name: str, report: JobReport) -> str:
 
 
 def _facts(report: JobReport) -> list[tuple[str, str]]:
+    has_steps = report.loss is not None  # else the coordinator has closed none, and zeros stand for what is unknown
     return [
         ("Waits for", report.waiting_for),
         ("Fault", f"{report.fault.reason}: {report.fault.message}" if report.fault else ""),
@@ -66,8 +67,8 @@ def _facts(report: JobReport) -> list[tuple[str, str]]:
         ("Learning rate", "" if report.learning_rate is None else f"{report.learning_rate:.3g}"),
         ("Model FLOPs utilisation", "" if report.mfu is None else f"{report.mfu:.1%}"),
         ("Tokens per second", f"{report.tokens_per_second:,.0f}" if report.tokens_per_second else ""),
-        ("Idle", f"{report.idle_fraction:.1%}"),
-        ("Remaining", f"{report.eta_seconds} s"),
+        ("Idle", f"{report.idle_fraction:.1%}" if has_steps else ""),
+        ("Remaining", f"{report.eta_seconds} s" if has_steps else ""),
         ("Layout", report.layout_summary),
         ("World generation", str(report.generation)),
         ("Checkpoint", report.checkpoint_uri),

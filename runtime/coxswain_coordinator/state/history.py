@@ -72,10 +72,11 @@ class History:
         self.unsaved = [line for line in self.unsaved if line.step >= step]
 
     def saved(self, step: int) -> None:
-        """A checkpoint holds the steps before this one, whichever coordinator has made it."""
+        """A checkpoint holds the steps before this one, whichever coordinator has made it. 0: there is none."""
         self.recorded(step)
         self._metrics["coxswain_checkpoint_step"].set(step)
-        self._metrics["coxswain_step"].set(max(step - 1, self.recent[-1].step if self.recent else 0))
+        if (done := max(step - 1, self.recent[-1].step if self.recent else -1)) >= 0:
+            self._metrics["coxswain_step"].set(done)
 
     @property
     def trainers(self) -> tuple[TrainerFigures, ...]:

@@ -106,6 +106,7 @@ class StragglerWatch:
             return
         before, speeds, known = self._ranks, self.speeds, self._found
         self._ranks, self.speeds, self.probes, self._found = None, (), frozenset(), {}  # all that an error leaves
+        self._measure()
         places = places_of(record, nodes, self._pods)
         detector = (
             before.detector.moved(places, record.first_step, [self._key(record, d) for d in record.layout.standby])

@@ -136,8 +136,7 @@ class WorldManager:
     async def resume_from(self, newest: CheckpointManifest | None) -> None:
         """Takes the newest checkpoint, and reads whether the data ends before it."""
         self._state.manifest = newest
-        if newest is not None:
-            self._state.history.saved(newest.step)
+        self._state.history.saved(newest.step if newest else 0)
         self._state.data_ended = newest is not None and await self._store_call(data_ended, self._log, newest.step)
 
     def _are_present(self, agents: list[Register]) -> bool:

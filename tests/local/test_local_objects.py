@@ -5,6 +5,7 @@ import errno
 import gc
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,20 @@ async def test_an_event_is_a_line_of_its_own_behind_one_that_a_full_disk_has_tor
     async with LocalCluster(tmp_path) as cluster:
         await cluster.publish(job(), Event("Completed", "done"))
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reason"] for line in lines] == ["Resumed", "Completed"]
+
+
+async def test_an_event_is_a_line_of_its_own_behind_one_that_the_same_run_could_write_in_part_only(cluster):
+    await cluster.publish(job(), Event("Resumed", "from step 2"))
+    size, limits = (cluster.workdir / "events.jsonl").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="events"):
+            await cluster.publish(job(), Event("Completed", "done"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    await cluster.publish(job(), Event("Completed", "done"))
+    lines = (cluster.workdir / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["reason"] for line in lines] == ["Resumed", "Completed"]
 
 

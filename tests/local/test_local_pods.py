@@ -182,6 +182,20 @@ async def test_deletion_sends_sigterm_and_removes_the_object(cluster):
     assert log.read_text().split() == ["up", "bye"]
 
 
+async def test_a_deletion_asks_the_first_process_of_a_container_alone(cluster):
+    """An agent ends its workers itself, after it has let them save."""
+    program = "import os, signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})\n"
+    program += "if child := os.fork():\n print('up', flush=True); signal.sigwait({signal.SIGTERM})\n"
+    program += " os.kill(child, signal.SIGUSR1); os.waitpid(child, 0)\n"
+    program += "else:\n signal.sigwait({signal.SIGUSR1}); print(signal.SIGTERM in signal.sigpending(), flush=True)"
+    await cluster.create(pod(container(program)))
+    log = cluster.workdir / "logs/p/main.log"
+    await until_text(log, "up")
+    await cluster.delete("Pod", "default", "p")
+    await until_gone(cluster)
+    assert log.read_text().split() == ["up", "False"]
+
+
 async def test_a_process_that_ignores_sigterm_is_killed_with_its_group_after_the_grace(cluster):
     child = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]).pid, flush=True)\n{STUBBORN}"
     await cluster.create(pod(container(child), terminationGracePeriodSeconds=0.2))
@@ -289,6 +303,20 @@ async def test_a_cluster_that_closes_during_a_deletion_ends_the_pods_sidecars(tm
         await until_text(log, "deaf")
         await cluster.delete("Pod", "default", "p")
         await asyncio.sleep(0.1)  # the deletion is on its way, and waits for the sidecar's grace
+    assert not is_alive(int(log.read_text().split()[0]))
+
+
+async def test_a_deletion_while_a_pod_that_cannot_start_ends_its_sidecars_leaves_none_of_them(cluster):
+    """The second sidecar has no command, so the pod fails; the first one is asked to stop, and uses up its grace."""
+    deaf = "import os, signal; signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); print(os.getpid())"
+    probe = {"httpGet": {"path": "/readyz", "port": 7400}}
+    first = container(deaf + READY, "first", env=[POD_IP], startupProbe=probe)
+    sidecars = (first, {"name": "other", "image": "x"})
+    await cluster.create(pod(container("pass"), sidecars=sidecars, terminationGracePeriodSeconds=0.5))
+    log = cluster.workdir / "logs" / "p" / "first.log"
+    await until_text(log, "asked")
+    await cluster.delete("Pod", "default", "p")
+    await until_gone(cluster)
     assert not is_alive(int(log.read_text().split()[0]))
 
 

@@ -172,8 +172,10 @@ class LocalCluster:
             "warning": event.warning,
         }
         path = self.workdir / EVENTS
-        with self._failed.watch(path), path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with self._failed.watch(path):
+            drop_torn_line(path)  # of a write that a full disk has cut short
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
     def check_writable(self) -> None:
         """Raises OSError, naming the file, when an object or an event could not be written for a while: each try repeats."""

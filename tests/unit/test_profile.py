@@ -231,6 +231,20 @@ def test_what_a_profile_refuses_it_refuses_before_it_measures(
     assert code == 2 and says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("rank", "says"), [("0", "model.custom.class 'mine:Model': cannot be imported\n"), ("1", "")])
+def test_what_only_the_engine_refuses_is_said_by_one_rank_and_without_a_traceback(
+    rank: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> int:
+        raise Refused("BadModel", "model.custom.class 'mine:Model': cannot be imported")
+
+    monkeypatch.setattr(profiler, "_profile", refuse)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("RANK", rank)
+    assert profiler.main(["--model", "llama-tiny", "--vocabulary", "320"]) == 2
+    assert capsys.readouterr().err == says
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

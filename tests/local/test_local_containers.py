@@ -30,15 +30,6 @@ def make(tmp_path):
     return made
 
 
-@pytest.fixture
-async def skip(monkeypatch):
-    """Moves the time of the event loop forward by some seconds."""
-    loop, ahead = asyncio.get_running_loop(), [0.0]
-    real = loop.time
-    monkeypatch.setattr(loop, "time", lambda: real() + sum(ahead))
-    return ahead.append
-
-
 def pidfds():
     links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return sum("pidfd" in link for link in links)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coxswain.errors import Refused
+from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain_operator.local import LocalCluster
 from coxswain_operator.local.memory import MemoryKills
 from coxswain_operator.reconcile.context import parse_fault
@@ -223,6 +224,70 @@ async def test_closing_the_cluster_ends_its_pods(tmp_path):
         await cluster.create(pod(container("import os, signal; print(os.getpid(), flush=True); signal.pause()")))
         await until_text(tmp_path / "logs/p/main.log", "\n")
     assert not is_alive(int((tmp_path / "logs/p/main.log").read_text()))
+
+
+DEAF = "import signal; signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); print('up', flush=True)\n"
+DEAF += "while True: signal.pause()"
+
+
+async def test_a_cluster_that_closes_waits_for_two_seconds_whatever_the_grace_of_its_pods(tmp_path, skip):
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.create(pod(container(DEAF), terminationGracePeriodSeconds=300))
+        log = tmp_path / "logs/p/main.log"
+        await until_text(log, "up")
+        closing = asyncio.create_task(cluster.__aexit__(None, None, None))
+        await until_text(log, "asked")
+        skip(2)
+        await asyncio.wait_for(closing, 20)
+        await cluster.__aenter__()
+
+
+async def test_a_cluster_that_closes_on_a_full_disk_ends_its_pods_all_the_same(tmp_path, monkeypatch):
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.create(pod(container("import os, signal; print(os.getpid(), flush=True); signal.pause()")))
+        await until_text(tmp_path / "logs/p/main.log", "\n")
+        (tmp_path / "cluster/Pod/default/.p.json.new").mkdir()  # where the draft of its status would be
+    assert not is_alive(int((tmp_path / "logs/p/main.log").read_text()))
+
+
+async def test_a_deletion_shows_how_the_containers_of_a_pod_have_ended(cluster):
+    """With 3 a service says that it has saved."""
+    saves = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(3)); print('up', flush=True); signal.pause()"
+    await cluster.create(pod(container(saves)))
+    await until_text(cluster.workdir / "logs/p/main.log", "up")
+    await cluster.delete("Pod", "default", "p")
+    seen = await until(cluster, lambda p: "terminated" in p["status"]["containerStatuses"][0]["state"])
+    assert terminated(seen["status"])["exitCode"] == 3
+
+
+async def test_of_several_sidecars_the_one_that_started_last_ends_first(cluster):
+    sidecars = tuple(
+        {
+            "name": name,
+            "command": ["/bin/sh", "-c", f"trap 'echo {name} >> order; exit' TERM; echo up; sleep 100 & wait"],
+        }
+        for name in ("first", "second")
+    )
+    both = "until grep -q up logs/p/first.log && grep -q up logs/p/second.log; do sleep 0.01; done"
+    await run_to_end(cluster, pod({"name": "main", "command": ["/bin/sh", "-c", both]}, sidecars=sidecars))
+    assert (cluster.workdir / "order").read_text().split() == ["second", "first"]
+
+
+async def test_a_pod_is_not_ready_before_its_sidecars_are(cluster):
+    side = container(SLEEP, "side", readinessProbe={"httpGet": {"path": "/", "port": 9}})  # never answers
+    await cluster.create(pod(container(SLEEP), sidecars=(side,)))
+    seen = await until(cluster, lambda p: p["status"].get("containerStatuses", [{}])[0].get("ready"))
+    assert seen["status"]["conditions"][0]["status"] == "False"
+
+
+async def test_the_pods_of_a_job_are_those_that_it_controls(cluster):
+    """Not one that a user has given its label, nor one that names it as an owner beside another."""
+    labels = {LABEL_JOB_UID: "1", LABEL_ROLE: "trainer", LABEL_INDEX: "0", LABEL_INCARNATION: "0"}
+    for name, owners in {"own": [{"uid": "1", "controller": True}], "label": [], "other": [{"uid": "1"}]}.items():
+        manifest = pod(container("pass"), name=name)
+        manifest["metadata"] |= {"labels": labels, "ownerReferences": owners}
+        await cluster.create(manifest)
+    assert [view.name for view in await cluster.pod_views("default", "1")] == ["own"]
 
 
 async def test_a_pod_that_was_running_is_found_lost_after_a_restart(tmp_path):

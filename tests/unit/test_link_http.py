@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 
 import httpcore
 import httpx
@@ -113,6 +114,18 @@ def test_a_read_at_or_beyond_the_deadline_is_not_begun():
     for seconds in (0.0, -0.5):
         with deadline.within(seconds), pytest.raises(httpcore.ReadTimeout):
             deadline.left(5.0)
+
+
+def test_a_read_ends_at_its_own_time_out_where_that_is_earlier_and_at_the_deadline_of_its_own_thread_alone():
+    deadline, found = ReadDeadline(), list[float | None]()
+    with deadline.within(60.0):
+        assert deadline.left(5.0) == 5.0
+        assert 50.0 < deadline.left(None) <= 60.0
+        other = threading.Thread(target=lambda: found.append(deadline.left(None)))
+        other.start()
+        other.join()
+    assert found == [None]
+    assert deadline.left(None) is None
 
 
 async def test_the_current_and_newer_generations_are_admitted(client):

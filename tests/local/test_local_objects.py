@@ -55,6 +55,32 @@ async def test_a_status_write_does_not_touch_the_generation_but_another_spec_doe
     assert replaced["status"] == {"a": 1}
 
 
+async def test_a_replacement_keeps_the_status_whatever_it_says_of_it(cluster):
+    await cluster.create(job())
+    await cluster.patch_status("TrainingJob", "default", "j", {"step": 1}, "")
+    for said in ({}, {"status": {"step": 2}}):
+        assert (await cluster.replace(job() | said))["status"] == {"step": 1}
+
+
+async def test_a_replacement_of_an_older_version_is_a_conflict(cluster):
+    stored = await cluster.create(job())
+    await cluster.patch_status("TrainingJob", "default", "j", {"step": 1}, "")
+    with pytest.raises(Conflict):
+        await cluster.replace({**stored, "spec": {"seed": 2}})
+    assert (await cluster.list("TrainingJob", "default"))[0]["spec"] == {"seed": 1}
+
+
+async def test_a_change_while_a_watch_shows_what_is_there_is_shown_next_and_as_a_copy(cluster):
+    await cluster.create(job("a"))
+    watch = cluster.watch("TrainingJob", "default")
+    await anext(watch)
+    await cluster.create(job("b"))
+    change = await asyncio.wait_for(anext(watch), 5)
+    assert (change.kind, change.object["metadata"]["name"]) == ("ADDED", "b")
+    change.object["spec"]["seed"] = 99
+    assert (await cluster.get("TrainingJob", "default", "b"))["spec"] == {"seed": 1}
+
+
 async def test_get_returns_a_copy(cluster):
     (await cluster.create(job()))["spec"]["seed"] = 99
     assert (await cluster.list("TrainingJob", "default"))[0]["spec"]["seed"] == 1
@@ -178,6 +204,12 @@ async def test_a_torn_file_and_one_of_another_object_are_refused_alike(tmp_path)
     async with LocalCluster(tmp_path) as cluster:
         await cluster.create(job())
     path = tmp_path / "cluster" / "TrainingJob" / "default" / "j.json"
+    other = tmp_path / "cluster" / "DataMix" / "default" / "j.json"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(path.read_bytes())
+    with pytest.raises(Refused, match=r"DataMix/default/j\.json is not an object of this folder"):
+        await LocalCluster(tmp_path).__aenter__()
+    other.unlink()
     for content in ("{}", "[]", "", '{"kind": "TrainingJob", "metadata": {"name": "other", "uid": "1"}}'):
         path.write_text(content)
         with pytest.raises(Refused, match=r"j\.json is not an object of this folder"):

@@ -230,13 +230,17 @@ DEAF = "import signal; signal.signal(signal.SIGTERM, lambda *_: print('asked', f
 DEAF += "while True: signal.pause()"
 
 
-async def test_a_cluster_that_closes_waits_for_two_seconds_whatever_the_grace_of_its_pods(tmp_path, skip):
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_cluster_that_closes_waits_for_two_seconds_whatever_the_grace_of_its_pods(tmp_path, skip, deleted):
     async with LocalCluster(tmp_path) as cluster:
         await cluster.create(pod(container(DEAF), terminationGracePeriodSeconds=300))
         log = tmp_path / "logs/p/main.log"
         await until_text(log, "up")
+        if deleted:
+            await cluster.delete("Pod", "default", "p")
+            await until_text(log, "asked")
         closing = asyncio.create_task(cluster.__aexit__(None, None, None))
-        await until_text(log, "asked")
+        await until_text(log, "asked\n" * (1 + deleted))
         skip(2)
         await asyncio.wait_for(closing, 20)
         await cluster.__aenter__()
@@ -303,6 +307,13 @@ async def test_a_pod_that_was_running_is_found_lost_after_a_restart(tmp_path):
         0
     ].items()
     assert terminated(status)["exitCode"] == 137
+
+
+async def test_a_pod_that_had_ended_is_not_lost_with_its_cluster(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        status = await run_to_end(cluster, pod(container("pass")))
+    async with LocalCluster(tmp_path) as cluster:
+        assert [p["status"] for p in await cluster.list("Pod", "default")] == [status]
 
 
 async def test_a_container_that_had_ended_keeps_its_end_in_a_pod_that_is_lost(tmp_path):

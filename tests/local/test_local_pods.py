@@ -233,7 +233,7 @@ DEAF += "while True: signal.pause()"
 @pytest.mark.parametrize("deleted", [False, True])
 async def test_a_cluster_that_closes_waits_for_two_seconds_whatever_the_grace_of_its_pods(tmp_path, skip, deleted):
     async with LocalCluster(tmp_path) as cluster:
-        await cluster.create(pod(container(DEAF), terminationGracePeriodSeconds=300))
+        await cluster.create(pod(container(DEAF), terminationGracePeriodSeconds=20))
         log = tmp_path / "logs/p/main.log"
         await until_text(log, "up")
         if deleted:
@@ -242,7 +242,7 @@ async def test_a_cluster_that_closes_waits_for_two_seconds_whatever_the_grace_of
         closing = asyncio.create_task(cluster.__aexit__(None, None, None))
         await until_text(log, "asked\n" * (1 + deleted))
         skip(2)
-        await asyncio.wait_for(closing, 20)
+        await asyncio.wait_for(closing, 10)
         await cluster.__aenter__()
 
 

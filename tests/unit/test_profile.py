@@ -19,7 +19,7 @@ from coxswain.cost.memory import Recompute
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 from coxswain_train.profile import __main__ as profiler
-from coxswain_train.profile.__main__ import _parser, base_of, said, subject_of
+from coxswain_train.profile.__main__ import Subject, _parser, base_of, fitted_hardware, said, subject_of
 from coxswain_train.profile.machine import tasks_of
 from coxswain_train.profile.measure import measure
 
@@ -142,6 +142,19 @@ def test_a_device_alone_measures_rings_and_keeps_the_bandwidths_of_its_base() ->
     found, _, held_out = profiled(machine)
     assert "ring" in machine.called and "exchange" not in machine.called and not any(s.ring for s in held_out)
     assert (found.inside_node_gbps, found.between_nodes_gbps) == (BASE.inside_node_gbps, BASE.between_nodes_gbps)
+
+
+def test_a_file_is_of_the_whole_model_where_fewer_layers_were_measured() -> None:
+    rates, measured, held_out = profiled(Virtual())
+    base = replace(load_hardware("cpu"), models={"other": RATES})
+    subject = Subject(replace(MODEL, layers=12), 4096, "Full")
+    found, error = fitted_hardware(measured, held_out, base, subject, "cpu", None)
+    assert found.rates == replace(rates, task_ms=3 * rates.task_ms)
+    assert (found.models, error.count) == ({}, len(held_out))
+    assert found.note.startswith(
+        "Measured on cpu by python -m coxswain_train.profile: a model of 12 layers, hidden 128, 4 "
+    )
+    assert "tasks of at most 4096 tokens, recompute Full. Predicted" in found.note
 
 
 @pytest.mark.parametrize(("across", "inside", "between"), [(None, 8.0, 8.0), (True, 1.0, 8.0), (False, 8.0, 1.0)])

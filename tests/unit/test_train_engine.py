@@ -26,8 +26,9 @@ from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Part, StepClock, StepOutcome, by_wave, parts, run_operations, run_waves
 from coxswain_train.model.init_weights import init_box
-from coxswain_train.model.llama import RMSNorm
+from coxswain_train.model.llama import Llama, RMSNorm
 from coxswain_train.model.loss import IGNORED, IdRange, linear_cross_entropy
+from coxswain_train.model.tensor_parallel import ModelPart
 from coxswain_train.parallel.clock import DeviceClock
 from tests.distributed.threads import ThreadWorld, run_threads
 
@@ -94,6 +95,26 @@ def test_the_loss_of_no_tokens_or_no_labels_is_zero() -> None:
     total.backward()
     assert total.item() == 0
     assert weight.grad is not None and float(weight.grad.abs().max()) == 0
+
+
+@pytest.mark.parametrize(("filled", "ids", "words"), [(0, 0, 20), (10, 0, 10), (10, 5, 10), (10, 15, 15), (20, 15, 20)])
+def test_rows_behind_the_last_that_is_filled_or_of_an_id_are_no_words_unless_all_are_empty(
+    filled: int, ids: int, words: int
+) -> None:
+    """Some models begin with a head of zeros alone. Without a hidden state all words are equally likely."""
+    model = Llama(MODEL, 20, ids=ids)
+    with torch.no_grad():
+        for weight in model.weights().values():
+            weight[:filled], weight[filled:] = -1.0, 0.0
+    model.leave_out_empty_rows()
+    loss = model.token_losses(torch.zeros(3, 8), torch.tensor([0, 5, 9]))
+    assert loss.item() == pytest.approx(3 * math.log(words))
+
+
+def test_a_stage_between_the_first_and_the_last_has_no_rows_to_leave_out() -> None:
+    middle = Llama(replace(MODEL, layers=3), 20, ModelPart(1, 2, 3))
+    middle.leave_out_empty_rows()
+    assert all("layers.1." in name for name in middle.weights())
 
 
 def test_the_rate_warms_up_then_falls_to_its_minimum_and_stays() -> None:

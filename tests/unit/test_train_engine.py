@@ -28,7 +28,7 @@ from coxswain_train.engine.step import Part, StepClock, StepOutcome, by_wave, pa
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.llama import Llama, RMSNorm
 from coxswain_train.model.loss import IGNORED, IdRange, linear_cross_entropy
-from coxswain_train.model.tensor_parallel import ModelPart
+from coxswain_train.model.tensor_parallel import ModelPart, enter
 from coxswain_train.parallel.clock import DeviceClock
 from tests.distributed.threads import ThreadWorld, run_threads
 
@@ -115,6 +115,27 @@ def test_a_stage_between_the_first_and_the_last_has_no_rows_to_leave_out() -> No
     middle = Llama(replace(MODEL, layers=3), 20, ModelPart(1, 2, 3))
     middle.leave_out_empty_rows()
     assert all("layers.1." in name for name in middle.weights())
+
+
+class Doubling:
+    """A tensor group whose other rank has the same."""
+
+    index, degree = 0, 2
+
+    def sum(self, x: Tensor) -> None:
+        assert x.is_contiguous()
+        x.mul_(2)
+
+    def maximum(self, x: Tensor) -> None: ...
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2)])
+def test_a_sum_over_a_tensor_group_in_backward_leaves_the_gradient_of_others_as_it_is(shape: tuple[int, int]) -> None:
+    """Autograd may give one tensor to several; one of other strides is summed as well."""
+    x = torch.zeros(shape, requires_grad=True)
+    given = torch.ones(2, 3) if shape == (2, 3) else torch.ones(2, 3).T
+    enter(x, Doubling()).backward(given)
+    assert x.grad is not None and (float(x.grad.min()), float(given.max())) == (2.0, 1.0)
 
 
 def test_the_rate_warms_up_then_falls_to_its_minimum_and_stays() -> None:

@@ -134,6 +134,36 @@ async def test_a_second_deletion_while_the_first_is_under_way_fails_nowhere(clus
     assert problems == []
 
 
+async def test_a_file_that_cannot_be_removed_is_tried_again_and_its_object_is_there_until_then(cluster, skip):
+    owner = await cluster.create(job())
+    await cluster.create(job("owned", ownerReferences=[{"uid": owner["metadata"]["uid"]}]))
+    path = cluster.path_of(owner)
+    await cluster.delete("TrainingJob", "default", "j")
+    path.unlink()
+    path.mkdir()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert [m["metadata"]["name"] for m in await cluster.list("TrainingJob", "default")] == ["j", "owned"]
+    path.rmdir()
+    skip(1)
+    async with asyncio.timeout(10):
+        while await cluster.list("TrainingJob", "default"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_a_close_leaves_a_file_that_cannot_be_removed_to_the_next_start(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        stored = await cluster.create(job())
+        await cluster.delete("TrainingJob", "default", "j")
+        marked = (path := cluster.path_of(stored)).read_bytes()
+        path.unlink()
+        path.mkdir()
+    path.rmdir()
+    path.write_bytes(marked)
+    async with LocalCluster(tmp_path) as cluster:
+        assert await cluster.list("TrainingJob", "default") == []
+
+
 async def test_a_name_that_would_leave_the_folder_is_refused(cluster):
     with pytest.raises(Refused, match="lower-case letters"):
         await cluster.create(job("../../etc"))

@@ -45,13 +45,24 @@ async def service():
     async def answer(request, _body):
         return web.Response(status=int(request.query["status"]), text="why")
 
+    async def late(_request, _body):
+        await asyncio.sleep(0.2)
+        return Registered(generation=3)
+
     async def page(_request):
         return web.Response(text="for people")
 
     service = HttpService("secret", lambda: 3, build("coordinator"))
     service.page("/page", page)
     service.route("POST", "/v1/echo", echo, Rendezvous)
-    for path, handler in {"nothing": nothing, "refuse": refuse, "end": end, "flaky": flaky, "answer": answer}.items():
+    for path, handler in {
+        "nothing": nothing,
+        "refuse": refuse,
+        "end": end,
+        "flaky": flaky,
+        "answer": answer,
+        "late": late,
+    }.items():
         service.route("GET", f"/v1/{path}", handler)
     port = await service.start("127.0.0.1", 0)
     yield f"http://127.0.0.1:{port}"
@@ -131,6 +142,15 @@ def test_a_read_ends_at_its_own_time_out_where_that_is_earlier_and_at_the_deadli
 async def test_the_current_and_newer_generations_are_admitted(client):
     assert await client.get("/v1/nothing", Registered, generation=3) is None
     assert await client.get("/v1/nothing", Registered, generation=4) is None
+
+
+async def test_a_long_poll_lasts_beyond_the_deadline_by_the_seconds_that_it_asks_for(service):
+    for_loops = AsyncClient(service, "secret", deadline=0.05)
+    assert await for_loops.get("/v1/late", Registered, wait=5) == Registered(generation=3)
+    await for_loops.close()
+    with Client(service, "secret", deadline=0.05) as for_threads:
+        found = await asyncio.to_thread(lambda: for_threads.get("/v1/late", Registered, wait=5))
+    assert found == Registered(generation=3)
 
 
 async def test_a_wrong_token_is_refused_by_name(service):

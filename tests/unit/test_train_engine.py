@@ -77,6 +77,19 @@ def test_the_loss_of_bf16_weights_is_computed_and_summed_in_fp32(trained: bool, 
     assert [float(x) for x in found] == pytest.approx([float(exact)] * ranks, rel=1e-5)
 
 
+def test_a_rank_without_words_leaves_the_loss_of_very_unlikely_ones_as_it_is() -> None:
+    """Its own largest logit is below all others: with zero in its place their exponentials would all be zero."""
+    hidden, weight, labels = torch.full((3, 8), 100.0), torch.full((19, 8), -100.0), torch.tensor([0, 5, IGNORED])
+
+    def member(world: ThreadWorld) -> Tensor:
+        group = world.tensor_group((0, 1))
+        assert group is not None
+        mine = weight if world.rank == 0 else weight[19:]
+        return linear_cross_entropy(hidden, mine, labels, 2, IdRange(group, 19 * world.rank))
+
+    assert [float(x) for x in run_threads(2, member)] == pytest.approx([2 * math.log(19)] * 2)
+
+
 def test_the_gradient_of_a_bf16_head_is_summed_over_chunks_in_fp32() -> None:
     """A thousand equal rows: a sum in bf16 stays at 256 of them. What waits for the backward takes as little memory."""
     hidden, weight, labels = (x[1:2] if x.shape[0] != 19 else x for x in samples(30, torch.bfloat16))

@@ -95,6 +95,22 @@ async def test_a_created_generation_is_fenced_against_its_first_takeover_whateve
         log.check_current(2)
 
 
+def test_a_coordinator_that_has_read_a_generation_is_fenced_by_later_takeovers_alone(tmp_path):
+    """It may be the third one of a generation: the takeover of the second says nothing of it."""
+    job = make_job(tmp_path)
+    store = store_of(job)
+    first, second, third = (PlanLog(store) for _ in range(3))
+    assert first.create_generation(session(job).record) and second.take_over(1, "second")
+    assert third.read_held() == 1
+    third.check_held()
+    with pytest.raises(Stale, match="taken over generation 1"):
+        first.check_held()
+    assert PlanLog(store).take_over(1, "fourth")
+    for each in (second, third):
+        with pytest.raises(Stale, match="taken over generation 1"):
+            each.check_held()
+
+
 def test_what_still_looks_at_the_generation_before_is_fenced_by_that_of_its_own_coordinator(tmp_path):
     """A planner's thread may commit for the last world when the next one begins; a rival's next world ends both."""
     job = make_job(tmp_path)

@@ -111,6 +111,17 @@ def test_a_coordinator_that_has_read_a_generation_is_fenced_by_later_takeovers_a
             each.check_held()
 
 
+def test_a_coordinator_whose_takeover_came_second_holds_nothing(tmp_path):
+    job = make_job(tmp_path)
+    store, slow = store_of(job), store_of(job)
+    assert PlanLog(store).create_generation(session(job).record) and PlanLog(store).take_over(1, "first")
+    slow.list = lambda prefix="": []  # it looked before the first one
+    late = PlanLog(slow)
+    assert not late.take_over(1, "second")
+    with pytest.raises(Stale):
+        late.check_held()
+
+
 def test_what_still_looks_at_the_generation_before_is_fenced_by_that_of_its_own_coordinator(tmp_path):
     """A planner's thread may commit for the last world when the next one begins; a rival's next world ends both."""
     job = make_job(tmp_path)

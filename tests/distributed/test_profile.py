@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from coxswain_train.profile import __main__ as profiler
 from coxswain_train.profile.machine import RankMachine
 from coxswain_train.profile.measure import measure
 from tests.distributed.ranks import run_ranks
+from tests.distributed.threads import ThreadWorld, run_threads
 from tests.unit.test_profile import MODEL
 
 
@@ -39,6 +42,23 @@ def test_all_ranks_measure_the_same_and_their_figures_can_be_fitted(ranks: int) 
     rates = fitted(measured, load_hardware("cpu").rates, None)
     error = error_of((predicted(s, rates, measured, True), s.seconds) for s in held_out)
     assert error.count == len(held_out) and 0 < error.p50 <= error.p95 < float("inf")
+
+
+def test_a_time_is_of_one_call_and_the_mean_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By clocks that are a second later at each look on the first rank, two on the second."""
+    clock = threading.local()
+
+    def look() -> float:
+        clock.now = getattr(clock, "now", 0.0) + getattr(clock, "step", 0.0)
+        return float(clock.now)
+
+    def measured(world: ThreadWorld) -> float:
+        machine = RankMachine(world, MODEL, torch.device("cpu"), torch.float32, MemoryPolicy())  # type: ignore[arg-type]
+        clock.step = 1.0 + world.rank
+        return machine.attention(64, 4)
+
+    monkeypatch.setattr(time, "perf_counter", look)
+    assert run_threads(2, measured) == [1.5 / 4] * 2
 
 
 def test_ranks_that_wait_for_one_that_cannot_measure_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,24 @@ def test_held_out_steps_are_none_of_those_that_were_fitted_and_have_rings() -> N
     assert any(s.ring for s in held_out) and not any(s.ring for s in measured.steps)
 
 
+def test_steps_fill_their_replicas_and_no_pack_is_more_than_one_holds() -> None:
+    _, measured, held_out = profiled(Virtual())
+    packs = [sum(pack) for step in (*measured.steps, *held_out) for pack in step.packs]
+    assert min(packs) > 0 and max(packs) == 4096
+    assert sorted(step.ring for step in held_out if step.ring) == [int(0.6 * 4 * 4096), 4 * 4096]
+
+
+def test_a_bandwidth_is_that_of_a_layers_keys_and_values() -> None:
+    class Sized(Virtual):
+        def exchange(self, size: int, calls: int) -> float:
+            sizes.add(size)
+            return super().exchange(size, calls)
+
+    sizes = set[int]()
+    profiled(Sized())
+    assert sizes == {2 * 2 * 32 * 4 * 4096}  # of two key heads of 32 elements of 4 bytes
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 64])
 def test_tasks_of_few_tokens_have_sequences_all_the_same(tokens: int) -> None:
     """A pack without a sequence, or a sequence without a token, is none of a job's, and kernels divide by their number."""
@@ -135,6 +153,30 @@ def test_a_profile_ends_near_its_seconds_on_slow_machines_too(seconds: float) ->
         # Each shape of a step runs at least once.
         shapes = sum(machine.step(s) for s in [*profiled(Virtual())[1].steps, *profiled(Virtual())[2]])
         assert machine.passed < seconds + 2 * shapes + 6
+
+
+@pytest.mark.parametrize(("seconds", "attention", "rings"), [(2.0, 1, 2), (10.0, 5, 5), (60.0, 7, 7)])
+def test_tokens_double_while_their_part_of_the_seconds_is_enough(seconds: float, attention: int, rings: int) -> None:
+    """All calls of a timing count, not those of one; what a point is for a model of four layers, a call is a quarter of."""
+    machine = Virtual()
+    _, measured, _ = profiled(machine, seconds)
+    assert (len(measured.attention), len(measured.rings)) == (attention, rings)
+    assert machine.passed < 50  # the last round of steps ends with the seconds
+
+
+def test_the_first_call_of_each_size_counts_for_nothing() -> None:
+    """It loads kernels and opens connections."""
+
+    class Cold(Virtual):
+        def _took(self, what: str, seconds: float, calls: int) -> float:
+            first = (what, seconds) not in self.warm and what != "step"
+            self.warm.add((what, seconds))
+            return super()._took(what, seconds * (10 if first else 1), calls)
+
+    cold, warm = Cold(), profiled(Virtual())[1]
+    cold.warm = set[tuple[str, float]]()  # type: ignore[attr-defined]
+    _, measured, _ = profiled(cold)
+    assert (measured.attention, measured.rings, measured.gbps) == (warm.attention, warm.rings, warm.gbps)
 
 
 def test_a_device_alone_measures_rings_and_keeps_the_bandwidths_of_its_base() -> None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.wire import TOKEN_HEADER, Finished, Registered, Rendezvous
 from coxswain_link.deadline import ReadDeadline
-from coxswain_link.http_client import AsyncClient, Client, JobEnded, _request, _settings
+from coxswain_link.http_client import AsyncClient, Client, Closed, JobEnded, _request, _settings
 from coxswain_link.http_server import HttpService, is_loopback
 from coxswain_link.metrics import build
 from coxswain_link.status import StatusServer, addresses
@@ -151,6 +151,13 @@ async def test_a_long_poll_lasts_beyond_the_deadline_by_the_seconds_that_it_asks
     with Client(service, "secret", deadline=0.05) as for_threads:
         found = await asyncio.to_thread(lambda: for_threads.get("/v1/late", Registered, wait=5))
     assert found == Registered(generation=3)
+
+
+def test_a_call_of_a_client_that_is_closed_says_so_at_once():
+    client = Client("http://127.0.0.1:9", "secret", deadline=60)
+    client.close()
+    with pytest.raises(Closed, match="late: this client is closed"):
+        client.get("/v1/late", Registered)
 
 
 async def test_a_wrong_token_is_refused_by_name(service):

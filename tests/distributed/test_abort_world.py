@@ -219,6 +219,30 @@ def test_a_worker_that_is_to_leave_before_it_waits_for_its_first_world_says_so_a
         assert following.result(10) == Assignment(2, 0) == agent.said()
 
 
+def test_a_worker_says_once_that_it_has_left_a_world_with_the_reason_that_it_had(agent: Agent) -> None:
+    """The order to leave comes behind its own word of it: without the reason, the cause of the loss would be another."""
+    worker = agent.assignments
+    agent.assign(1)
+    worker.next(10)
+    worker.step_out()
+    worker.leave("shapes do not match")
+    assert [agent.said(), agent.said()] == [Assignment(1, 0), Left(1, (), "shapes do not match")]
+    agent.leave(1)
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(worker.next, 10)
+        agent.assign(2)
+        assert following.result(10) == Assignment(2, 0) == agent.said()
+
+
+def test_a_worker_whose_agent_is_gone_leaves_without_a_word_and_gets_no_other_world(agent: Agent) -> None:
+    agent.assign(1)
+    agent.assignments.next(10)
+    agent.channel.close()
+    agent.assignments.step_out()
+    agent.assignments.leave("the agent is gone")
+    assert agent.assignments.next(600) is None
+
+
 def test_a_worker_whose_world_broke_joins_the_next_and_ends_when_there_is_none(agent: Agent) -> None:
     seen = []
 

@@ -168,6 +168,11 @@ WHOLE = """
         def parameter_specs(model, vocabulary, shape, frozen=False):
             return [*Tiny.parameter_specs(model, vocabulary), ParameterSpec("more", tuple(shape), "first")]
 
+    class Fewer(Tiny):
+        @staticmethod
+        def parameter_specs(model, vocabulary):
+            return [*Tiny.parameter_specs(model, vocabulary), ParameterSpec("bias", (4,), "last")]
+
     class Bare(nn.Module):
         def __init__(self, model, vocabulary):
             super().__init__()
@@ -331,6 +336,7 @@ def test_an_evaluation_drops_nothing_and_the_next_step_does_again() -> None:
         ("mine:Bare", {}, 2, "lacks stack, rotary, embed, token_losses, weights, leave_out_empty_rows, parameter_specs, which"),
         ("mine:Nameless", {}, 2, "has no parameter_specs (TypeError: 'NoneType' object is not callable)"),
         ("mine:Tiny", {"extra": 1}, 2, "other weights than its parameter_specs: table is [65, 32], the specs say [64, 32]"),
+        ("mine:Fewer", {}, 2, "other weights than its parameter_specs: bias is absent, the specs say [4]"),
         ("mine:More", {"shape": []}, 2, "cannot be trained: more has the shape [], without a row; give a single number [1]"),
         ("mine:More", {"shape": [0, 4]}, 2, "cannot be trained: more has the shape [0, 4], without a row"),
         ("mine:More", {"shape": [4], "frozen": True}, 2, "cannot be trained: more takes no gradient; make it a buffer"),
@@ -348,7 +354,17 @@ def test_what_is_wrong_with_the_users_class_is_said_on_one_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("part", [ModelPart(0, 1, 2), ModelPart(1, 2, 2)])
+class OneOfTwo:
+    """A tensor group, as its first rank sees it."""
+
+    index, degree = 0, 2
+
+    def sum(self, x: torch.Tensor) -> None: ...
+
+    def maximum(self, x: torch.Tensor) -> None: ...
+
+
+@pytest.mark.parametrize("part", [ModelPart(0, 1, 2), ModelPart(1, 2, 2), ModelPart(0, 2, 2, OneOfTwo())])
 def test_a_model_of_ones_own_is_not_split(part: ModelPart) -> None:
     with pytest.raises(
         Refused, match=r"gpt2:GPT2': is whole on each device; set parallelism\.tensor and \.pipeline to 1"

@@ -1,5 +1,7 @@
 """What all tests of whole runs share: one corpus, and runs that nothing disturbed."""
 
+import asyncio
+
 import pytest
 
 from tests.local.jobs import Run, end_started, job_objects, whole_run, write_corpus
@@ -11,6 +13,15 @@ def no_run_outlives_its_file():
     """One that a failed test leaves would take the processors from all that follow."""
     yield
     end_started()
+
+
+@pytest.fixture
+async def skip(monkeypatch):
+    """Moves the time of the event loop forward by some seconds."""
+    loop, ahead = asyncio.get_running_loop(), [0.0]
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + sum(ahead))
+    return ahead.append
 
 
 @pytest.fixture(scope="session")

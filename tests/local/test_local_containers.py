@@ -1,6 +1,7 @@
 """A container of the local cluster ends, restarts and gets ready as a kubelet's does: real processes of milliseconds."""
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
@@ -29,15 +30,6 @@ def make(tmp_path):
     return made
 
 
-@pytest.fixture
-async def skip(monkeypatch):
-    """Moves the time of the event loop forward by some seconds."""
-    loop, ahead = asyncio.get_running_loop(), [0.0]
-    real = loop.time
-    monkeypatch.setattr(loop, "time", lambda: real() + sum(ahead))
-    return ahead.append
-
-
 def pidfds():
     links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return sum("pidfd" in link for link in links)
@@ -63,6 +55,35 @@ async def test_a_termination_message_is_the_last_bytes_of_its_file(make, tmp_pat
     written = (tmp_path / "termination-log").read_text()
     assert len(written) > TERMINATION_BYTES
     assert container.status()["state"]["terminated"]["message"] == written[-TERMINATION_BYTES:]
+
+
+async def test_a_termination_message_that_is_no_text_is_shown_with_marks_for_what_is_none(make):
+    """As where the last bytes begin in the middle of a letter."""
+    container = make(r"printf '\251 full' > $LOG")
+    await container.run()
+    assert container.status()["state"]["terminated"]["message"] == "\ufffd full"
+
+
+async def test_a_container_has_started_once_its_start_up_probe_succeeds_and_is_asked_after_its_delay(make, skip):
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def probe(_):
+        asked.set()
+        await answer.wait()
+        return True
+
+    container = make("exec sleep 100", probe, startupProbe=PROBE | {"initialDelaySeconds": 1000})
+    running = asyncio.create_task(container.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not asked.is_set()
+    skip(1000)
+    await asyncio.wait_for(asked.wait(), 5)
+    assert not container.status()["started"]
+    answer.set()
+    await asyncio.wait_for(container.started.wait(), 5)
+    await container.stop(10)
+    await running
 
 
 async def test_a_container_that_has_ended_is_neither_started_nor_probed(make):
@@ -111,7 +132,7 @@ async def test_a_sidecar_that_is_stopped_shows_its_end_and_no_restart(make):
     await container.stop(10)
     await running
     status = container.status()
-    assert (status["state"]["terminated"]["exitCode"], status["restartCount"]) == (143, 0)
+    assert (status["state"]["terminated"]["exitCode"], status["restartCount"], status["ready"]) == (143, 0, False)
 
 
 async def test_a_sidecar_backs_off_longer_each_time_and_starts_over_once_it_has_run_for_long(make, skip):
@@ -122,7 +143,7 @@ async def test_a_sidecar_backs_off_longer_each_time_and_starts_over_once_it_has_
         status = container.status()
         if "waiting" in status["state"]:
             seen.append(status["state"]["waiting"]["message"])
-            skip(1)
+            asyncio.get_running_loop().call_soon(skip, 1)
         elif "running" in status["state"]:
             skip(61 if status["restartCount"] == 2 else 0)
             ends[status["restartCount"]] = status["lastState"].get("terminated", {}).get("exitCode")
@@ -136,6 +157,41 @@ async def test_a_sidecar_backs_off_longer_each_time_and_starts_over_once_it_has_
     running.cancel()
     assert ends == {0: None, 1: 3, 2: 3, 3: 3}
     assert seen == [f"restarts in {seconds} s" for seconds in ("0.25", "0.5", "0.25", "0.5")]
+
+
+async def test_a_sidecar_is_back_after_ten_seconds_at_most(make, skip):
+    seen, enough = [], asyncio.Event()
+
+    def changed(container):
+        if waiting := container.status()["state"].get("waiting"):
+            seen.append(waiting["message"])
+            asyncio.get_running_loop().call_soon(skip, 10)
+        if len(seen) == 8:
+            enough.set()
+
+    container = make("exit 3", changed=changed)
+    running = asyncio.create_task(container.run_for_ever())
+    await enough.wait()
+    await container.stop(0)
+    running.cancel()
+    assert seen[-3:] == ["restarts in 8 s", "restarts in 10 s", "restarts in 10 s"]
+
+
+async def test_a_process_is_waited_for_by_others_where_one_of_them_is_cancelled(tmp_path):
+    process = spawn(Command(("/bin/sleep", "100"), {}, tmp_path, tmp_path / "log"))
+    waiting = asyncio.create_task(process.wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert process.alive
+    assert await process.stop(10) == -signal.SIGTERM
+
+
+async def test_a_thread_that_may_end_before_its_process_starts_none(tmp_path):
+    """The kernel would end the process with the thread."""
+    command = Command(("/bin/sleep", "100"), {}, tmp_path, tmp_path / "log")
+    with pytest.raises(RuntimeError, match="main thread only"):
+        await asyncio.to_thread(spawn, command)
 
 
 async def test_a_process_that_has_ended_leaves_no_descriptor(tmp_path):

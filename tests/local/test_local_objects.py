@@ -5,6 +5,7 @@ import errno
 import gc
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,32 @@ async def test_a_status_write_does_not_touch_the_generation_but_another_spec_doe
     replaced = await cluster.replace({**written, "spec": {"seed": 2}})
     assert [m["metadata"]["generation"] for m in (stored, written, replaced)] == [1, 1, 2]
     assert replaced["status"] == {"a": 1}
+
+
+async def test_a_replacement_keeps_the_status_whatever_it_says_of_it(cluster):
+    await cluster.create(job())
+    await cluster.patch_status("TrainingJob", "default", "j", {"step": 1}, "")
+    for said in ({}, {"status": {"step": 2}}):
+        assert (await cluster.replace(job() | said))["status"] == {"step": 1}
+
+
+async def test_a_replacement_of_an_older_version_is_a_conflict(cluster):
+    stored = await cluster.create(job())
+    await cluster.patch_status("TrainingJob", "default", "j", {"step": 1}, "")
+    with pytest.raises(Conflict):
+        await cluster.replace({**stored, "spec": {"seed": 2}})
+    assert (await cluster.list("TrainingJob", "default"))[0]["spec"] == {"seed": 1}
+
+
+async def test_a_change_while_a_watch_shows_what_is_there_is_shown_next_and_as_a_copy(cluster):
+    await cluster.create(job("a"))
+    watch = cluster.watch("TrainingJob", "default")
+    await anext(watch)
+    await cluster.create(job("b"))
+    change = await asyncio.wait_for(anext(watch), 5)
+    assert (change.kind, change.object["metadata"]["name"]) == ("ADDED", "b")
+    change.object["spec"]["seed"] = 99
+    assert (await cluster.get("TrainingJob", "default", "b"))["spec"] == {"seed": 1}
 
 
 async def test_get_returns_a_copy(cluster):
@@ -107,6 +134,36 @@ async def test_a_second_deletion_while_the_first_is_under_way_fails_nowhere(clus
     assert problems == []
 
 
+async def test_a_file_that_cannot_be_removed_is_tried_again_and_its_object_is_there_until_then(cluster, skip):
+    owner = await cluster.create(job())
+    await cluster.create(job("owned", ownerReferences=[{"uid": owner["metadata"]["uid"]}]))
+    path = cluster.path_of(owner)
+    await cluster.delete("TrainingJob", "default", "j")
+    path.unlink()
+    path.mkdir()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert [m["metadata"]["name"] for m in await cluster.list("TrainingJob", "default")] == ["j", "owned"]
+    path.rmdir()
+    skip(1)
+    async with asyncio.timeout(10):
+        while await cluster.list("TrainingJob", "default"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_a_close_leaves_a_file_that_cannot_be_removed_to_the_next_start(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        stored = await cluster.create(job())
+        await cluster.delete("TrainingJob", "default", "j")
+        marked = (path := cluster.path_of(stored)).read_bytes()
+        path.unlink()
+        path.mkdir()
+    path.rmdir()
+    path.write_bytes(marked)
+    async with LocalCluster(tmp_path) as cluster:
+        assert await cluster.list("TrainingJob", "default") == []
+
+
 async def test_a_name_that_would_leave_the_folder_is_refused(cluster):
     with pytest.raises(Refused, match="lower-case letters"):
         await cluster.create(job("../../etc"))
@@ -159,10 +216,30 @@ async def test_an_event_is_a_line_of_its_own_behind_one_that_a_full_disk_has_tor
     assert [json.loads(line)["reason"] for line in lines] == ["Resumed", "Completed"]
 
 
+async def test_an_event_is_a_line_of_its_own_behind_one_that_the_same_run_could_write_in_part_only(cluster):
+    await cluster.publish(job(), Event("Resumed", "from step 2"))
+    size, limits = (cluster.workdir / "events.jsonl").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="events"):
+            await cluster.publish(job(), Event("Completed", "done"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    await cluster.publish(job(), Event("Completed", "done"))
+    lines = (cluster.workdir / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reason"] for line in lines] == ["Resumed", "Completed"]
+
+
 async def test_a_torn_file_and_one_of_another_object_are_refused_alike(tmp_path):
     async with LocalCluster(tmp_path) as cluster:
         await cluster.create(job())
     path = tmp_path / "cluster" / "TrainingJob" / "default" / "j.json"
+    other = tmp_path / "cluster" / "DataMix" / "default" / "j.json"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(path.read_bytes())
+    with pytest.raises(Refused, match=r"DataMix/default/j\.json is not an object of this folder"):
+        await LocalCluster(tmp_path).__aenter__()
+    other.unlink()
     for content in ("{}", "[]", "", '{"kind": "TrainingJob", "metadata": {"name": "other", "uid": "1"}}'):
         path.write_text(content)
         with pytest.raises(Refused, match=r"j\.json is not an object of this folder"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coxswain.errors import Refused
+from coxswain.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB_UID, LABEL_ROLE
 from coxswain_operator.local import LocalCluster
 from coxswain_operator.local.memory import MemoryKills
 from coxswain_operator.reconcile.context import parse_fault
@@ -88,7 +89,7 @@ async def test_a_work_directory_may_have_a_name_that_is_no_text(tmp_path):
 async def test_a_program_that_does_not_exist_is_a_start_error(cluster):
     status = await run_to_end(cluster, pod({"name": "main", "command": ["/no/such/program"]}))
     assert (terminated(status)["exitCode"], terminated(status)["reason"]) == (128, "StartError")
-    assert "/no/such/program" in terminated(status)["message"]
+    assert "/no/such/program" in terminated(status)["message"] and "signal" not in terminated(status)
 
 
 def children():
@@ -182,6 +183,20 @@ async def test_deletion_sends_sigterm_and_removes_the_object(cluster):
     assert log.read_text().split() == ["up", "bye"]
 
 
+async def test_a_deletion_asks_the_first_process_of_a_container_alone(cluster):
+    """An agent ends its workers itself, after it has let them save."""
+    program = "import os, signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})\n"
+    program += "if child := os.fork():\n print('up', flush=True); signal.sigwait({signal.SIGTERM})\n"
+    program += " os.kill(child, signal.SIGUSR1); os.waitpid(child, 0)\n"
+    program += "else:\n signal.sigwait({signal.SIGUSR1}); print(signal.SIGTERM in signal.sigpending(), flush=True)"
+    await cluster.create(pod(container(program)))
+    log = cluster.workdir / "logs/p/main.log"
+    await until_text(log, "up")
+    await cluster.delete("Pod", "default", "p")
+    await until_gone(cluster)
+    assert log.read_text().split() == ["up", "False"]
+
+
 async def test_a_process_that_ignores_sigterm_is_killed_with_its_group_after_the_grace(cluster):
     child = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]).pid, flush=True)\n{STUBBORN}"
     await cluster.create(pod(container(child), terminationGracePeriodSeconds=0.2))
@@ -189,17 +204,13 @@ async def test_a_process_that_ignores_sigterm_is_killed_with_its_group_after_the
     await until_text(log, "deaf")
     await cluster.delete("Pod", "default", "p")
     await until_gone(cluster)
-    grandchild = next(int(word) for word in log.read_text().split() if word.isdigit())
-    assert not is_alive(grandchild)
+    await until_ended(next(int(word) for word in log.read_text().split() if word.isdigit()))
 
 
 async def test_a_process_that_a_container_leaves_behind_ends_with_it(cluster):
     leaves = "import os, signal\nprint(child, flush=True) if (child := os.fork()) else signal.pause()"
     await run_to_end(cluster, pod(container(leaves)))
-    child = int((cluster.workdir / "logs/p/main.log").read_text())
-    async with asyncio.timeout(5):
-        while is_alive(child):  # noqa: ASYNC110 (the kernel ends it a moment after the signal)
-            await asyncio.sleep(0)
+    await until_ended(int((cluster.workdir / "logs/p/main.log").read_text()))
 
 
 async def test_deleting_another_uid_is_no_deletion(cluster):
@@ -215,6 +226,74 @@ async def test_closing_the_cluster_ends_its_pods(tmp_path):
     assert not is_alive(int((tmp_path / "logs/p/main.log").read_text()))
 
 
+DEAF = "import signal; signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); print('up', flush=True)\n"
+DEAF += "while True: signal.pause()"
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_cluster_that_closes_waits_for_two_seconds_whatever_the_grace_of_its_pods(tmp_path, skip, deleted):
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.create(pod(container(DEAF), terminationGracePeriodSeconds=20))
+        log = tmp_path / "logs/p/main.log"
+        await until_text(log, "up")
+        if deleted:
+            await cluster.delete("Pod", "default", "p")
+            await until_text(log, "asked")
+        closing = asyncio.create_task(cluster.__aexit__(None, None, None))
+        await until_text(log, "asked\n" * (1 + deleted))
+        skip(2)
+        await asyncio.wait_for(closing, 10)
+        await cluster.__aenter__()
+
+
+async def test_a_cluster_that_closes_on_a_full_disk_ends_its_pods_all_the_same(tmp_path, monkeypatch):
+    async with LocalCluster(tmp_path) as cluster:
+        await cluster.create(pod(container("import os, signal; print(os.getpid(), flush=True); signal.pause()")))
+        await until_text(tmp_path / "logs/p/main.log", "\n")
+        (tmp_path / "cluster/Pod/default/.p.json.new").mkdir()  # where the draft of its status would be
+    assert not is_alive(int((tmp_path / "logs/p/main.log").read_text()))
+
+
+async def test_a_deletion_shows_how_the_containers_of_a_pod_have_ended(cluster):
+    """With 3 a service says that it has saved."""
+    saves = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(3)); print('up', flush=True); signal.pause()"
+    await cluster.create(pod(container(saves)))
+    await until_text(cluster.workdir / "logs/p/main.log", "up")
+    await cluster.delete("Pod", "default", "p")
+    seen = await until(cluster, lambda p: "terminated" in p["status"]["containerStatuses"][0]["state"])
+    assert terminated(seen["status"])["exitCode"] == 3
+
+
+async def test_of_several_sidecars_the_one_that_started_last_ends_first(cluster):
+    sidecars = tuple(
+        {
+            "name": name,
+            "command": ["/bin/sh", "-c", f"trap 'echo {name} >> order; exit' TERM; echo up; sleep 100 & wait"],
+        }
+        for name in ("first", "second")
+    )
+    both = "until grep -q up logs/p/first.log && grep -q up logs/p/second.log; do sleep 0.01; done"
+    await run_to_end(cluster, pod({"name": "main", "command": ["/bin/sh", "-c", both]}, sidecars=sidecars))
+    assert (cluster.workdir / "order").read_text().split() == ["second", "first"]
+
+
+async def test_a_pod_is_not_ready_before_its_sidecars_are(cluster):
+    side = container(SLEEP, "side", readinessProbe={"httpGet": {"path": "/", "port": 9}})  # never answers
+    await cluster.create(pod(container(SLEEP), sidecars=(side,)))
+    seen = await until(cluster, lambda p: p["status"].get("containerStatuses", [{}])[0].get("ready"))
+    assert seen["status"]["conditions"][0]["status"] == "False"
+
+
+async def test_the_pods_of_a_job_are_those_that_it_controls(cluster):
+    """Not one that a user has given its label, nor one that names it as an owner beside another."""
+    labels = {LABEL_JOB_UID: "1", LABEL_ROLE: "trainer", LABEL_INDEX: "0", LABEL_INCARNATION: "0"}
+    for name, owners in {"own": [{"uid": "1", "controller": True}], "label": [], "other": [{"uid": "1"}]}.items():
+        manifest = pod(container("pass"), name=name)
+        manifest["metadata"] |= {"labels": labels, "ownerReferences": owners}
+        await cluster.create(manifest)
+    assert [view.name for view in await cluster.pod_views("default", "1")] == ["own"]
+
+
 async def test_a_pod_that_was_running_is_found_lost_after_a_restart(tmp_path):
     async with LocalCluster(tmp_path) as cluster:
         await cluster.create(pod(container(SLEEP)))
@@ -228,6 +307,13 @@ async def test_a_pod_that_was_running_is_found_lost_after_a_restart(tmp_path):
         0
     ].items()
     assert terminated(status)["exitCode"] == 137
+
+
+async def test_a_pod_that_had_ended_is_not_lost_with_its_cluster(tmp_path):
+    async with LocalCluster(tmp_path) as cluster:
+        status = await run_to_end(cluster, pod(container("pass")))
+    async with LocalCluster(tmp_path) as cluster:
+        assert [p["status"] for p in await cluster.list("Pod", "default")] == [status]
 
 
 async def test_a_container_that_had_ended_keeps_its_end_in_a_pod_that_is_lost(tmp_path):
@@ -250,11 +336,28 @@ async def test_a_pod_that_needs_kubernetes_is_refused_with_the_reason(cluster):
     assert status["reason"] == "UnsupportedVolume"
 
 
+async def test_a_process_keeps_the_lock_of_its_run_and_the_guard_of_its_address(cluster):
+    """Until it has ended, no other run takes them, also where its own was killed."""
+    program = "import os\nfor n in os.listdir('/proc/self/fd'):\n try: print(os.readlink('/proc/self/fd/' + n))\n"
+    program += " except OSError: pass"
+    await run_to_end(cluster, pod(container(program)))
+    kept = (cluster.workdir / "logs/p/main.log").read_text().split()
+    assert str(cluster.workdir / "cluster.lock") in kept
+    assert sum(name.startswith("socket:") for name in kept) == 1
+
+
 async def test_an_address_stays_held_while_a_process_of_the_pod_runs(cluster):
     await cluster.create(pod(container(SLEEP)))
     running = await until(cluster, lambda p: p["status"]["phase"] == "Running")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
         other.bind((running["status"]["podIP"], 7399))
+
+
+async def until_ended(pid):
+    """The kernel ends a process a moment after the signal, and not this one reaps it."""
+    async with asyncio.timeout(5):
+        while is_alive(pid):  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 def is_alive(pid):
@@ -289,6 +392,20 @@ async def test_a_cluster_that_closes_during_a_deletion_ends_the_pods_sidecars(tm
         await until_text(log, "deaf")
         await cluster.delete("Pod", "default", "p")
         await asyncio.sleep(0.1)  # the deletion is on its way, and waits for the sidecar's grace
+    assert not is_alive(int(log.read_text().split()[0]))
+
+
+async def test_a_deletion_while_a_pod_that_cannot_start_ends_its_sidecars_leaves_none_of_them(cluster):
+    """The second sidecar has no command, so the pod fails; the first one is asked to stop, and uses up its grace."""
+    deaf = "import os, signal; signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); print(os.getpid())"
+    probe = {"httpGet": {"path": "/readyz", "port": 7400}}
+    first = container(deaf + READY, "first", env=[POD_IP], startupProbe=probe)
+    sidecars = (first, {"name": "other", "image": "x"})
+    await cluster.create(pod(container("pass"), sidecars=sidecars, terminationGracePeriodSeconds=0.5))
+    log = cluster.workdir / "logs" / "p" / "first.log"
+    await until_text(log, "asked")
+    await cluster.delete("Pod", "default", "p")
+    await until_gone(cluster)
     assert not is_alive(int(log.read_text().split()[0]))
 
 

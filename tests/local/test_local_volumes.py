@@ -3,6 +3,7 @@
 import base64
 import json
 import stat
+import sys
 
 import pytest
 
@@ -129,6 +130,27 @@ async def test_a_pod_waits_for_a_secret_that_comes_later(cluster):
     await until(cluster, lambda p: p["status"]["phase"] == "Succeeded")
 
 
+async def test_chosen_keys_of_several_sources_are_files_at_their_paths_and_an_optional_source_may_be_absent(cluster):
+    await cluster.create(configuration("ConfigMap", "job", data={"a": "1", "b": "2"}, binaryData={"c": "/w=="}))
+    await cluster.create(configuration("Secret", "token", stringData={"token": "3"}))
+    chosen = {"name": "job", "items": [{"key": "a", "path": "first"}, {"key": "c", "path": "raw"}]}
+    absent = {"name": "nosuch", "optional": True}
+    sources = [{"configMap": chosen}, {"secret": {"name": "token"}}, {"configMap": absent}]
+    volumes = [{"name": "v", "projected": {"sources": sources}}]
+    program = "import os, pathlib\nfor p in sorted(pathlib.Path(os.environ['ALL']).iterdir()):"
+    program += " print(p.name, p.read_bytes().hex())"
+    main = container(program, env=[{"name": "ALL", "value": "/v"}], volumeMounts=[mounted("v", "/v")])
+    await run_to_end(cluster, pod(main, volumes=volumes))
+    found = (cluster.workdir / "logs/p/main.log").read_text().split()
+    assert found == ["first", b"1".hex(), "raw", "ff", "token", b"3".hex()]
+
+
+async def test_a_sub_path_of_a_volume_is_what_a_container_mounts(cluster):
+    part = {**mounted("v", "/etc/job"), "subPath": "part/one"}
+    seen = await environment_of(cluster, {"IN": "/etc/job/x"}, [], [part], volumes=[{"name": "v", "emptyDir": {}}])
+    assert seen["env"]["IN"].endswith("/volumes/p/volumes/v/part/one/x")
+
+
 async def test_a_key_that_no_secret_has_fails_the_pod_by_name(cluster):
     reference = {"name": "K", "valueFrom": {"secretKeyRef": {"name": "nosuch", "key": "k"}}}
     status = await run_to_end(cluster, pod(container("pass", env=[reference])))
@@ -198,6 +220,12 @@ async def test_a_pod_whose_volumes_cannot_be_made_says_why(cluster):
     status = await run_to_end(cluster, manifest)
     assert (status["phase"], status["reason"]) == ("Failed", "MachineTrouble")
     assert "Not a directory" in status["message"] and f"{cluster.workdir}/volumes" in status["message"]
+
+
+@pytest.mark.parametrize("name", ["python", "python3"])
+async def test_python_is_the_interpreter_of_the_command_that_runs_the_job(cluster, name):
+    await run_to_end(cluster, pod({"name": "main", "command": [name, "-c", "import sys; print(sys.executable)"]}))
+    assert (cluster.workdir / "logs/p/main.log").read_text().strip() == sys.executable
 
 
 async def test_a_container_without_a_command_is_refused_by_name(cluster):

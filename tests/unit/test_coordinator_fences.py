@@ -19,7 +19,7 @@ from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_link.metrics import build
-from tests.unit.coordinator_fakes import block_of, make_job, store_of
+from tests.unit.coordinator_fakes import SAMPLES, block_of, make_job, store_of
 from tests.unit.coordinator_lead import leading, small
 from tests.unit.test_coordinator_checkpoints import manifest, store_with
 
@@ -100,7 +100,7 @@ def npz(**arrays: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-ONE = np.arange(1)
+ONE, MORE = np.arange(1), np.arange(SAMPLES + 1)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,7 @@ ONE = np.arange(1)
         npz(at=ONE),
         npz(at=ONE, lengths=np.array([{}] * 20), rejected=ONE),  # pickled
         encode(BlockIndex(ONE, ONE, ONE)),
+        encode(BlockIndex(MORE, MORE, ONE)),
     ],
 )
 def test_a_damaged_index_object_is_refused_by_its_name(tmp_path, content):

@@ -64,6 +64,11 @@ def test_sources_stay_whole_while_there_are_enough():
     )
 
 
+def test_sources_stay_whole_where_more_shares_are_no_fairer():
+    mix = mix_of(*(make_source(name, weight) for name, weight in (("a", 1), ("b", 4), ("c", 4))))
+    assert [s.shares for s in assign_shares(mix, ["loader-0", "loader-1"])] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("loaders", [1, 2, 3, 5, 8, 20, 50])
 @pytest.mark.parametrize("weights", [(60, *[2] * 20), (1, 1, 1), (90, 9, 1), (1000,), (1,) * 64], ids=str)
 def test_twice_the_loaders_serve_twice_the_tokens_however_skewed_the_mix(loaders, weights):

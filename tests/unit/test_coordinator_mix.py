@@ -167,6 +167,21 @@ def test_of_two_edits_at_once_both_are_recorded_one_after_the_other(tmp_path):
     assert early.record(2) == late.latest
 
 
+def test_an_edit_whose_record_another_one_takes_meanwhile_is_recorded_behind_it(tmp_path):
+    run = Run(tmp_path)
+    log = PlanLog(open_store(run.job.checkpoint.uri))
+    late, early, claim = MixHistory(log), MixHistory(run.committer.log), log.claim_mix
+    late.offer(run.job.mix)
+
+    def second(record: MixRecord) -> MixRecord:
+        early.offer(edited(run.job, 1, 2).mix)
+        return claim(record)
+
+    log.claim_mix = second  # type: ignore[method-assign]
+    assert late.offer(edited(run.job, 3, 4).mix) == "weight of code 1 -> 3, weight of docs 2 -> 4"
+    assert (late.latest.number, late.latest.weights) == (2, {"code": 3, "docs": 4})
+
+
 def test_a_log_without_records_goes_on_with_the_phases_of_its_segments(tmp_path):
     run = Run(tmp_path)
     phased = edited(run.job, 700, 300, (PhaseConfig(from_step=4, weights={"docs": 1}),))

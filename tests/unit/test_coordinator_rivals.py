@@ -14,7 +14,7 @@ from coxswain.exits import Exit
 from coxswain.planlog import Generation, takeover_key
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_link.store import StoreUnavailable
-from tests.unit.coordinator_fakes import store_of
+from tests.unit.coordinator_fakes import make_job, store_of
 from tests.unit.coordinator_lead import (
     ORPHAN,
     RIVALS,
@@ -29,6 +29,7 @@ from tests.unit.coordinator_lead import (
     takeover,
     training,
 )
+from tests.unit.coordinator_samples import session
 
 pytestmark = pytest.mark.looptime
 
@@ -92,6 +93,45 @@ async def test_a_created_generation_is_fenced_against_its_first_takeover_whateve
     assert PlanLog(store).take_over(2, "three")
     with pytest.raises(Stale, match="taken over generation 2"):
         log.check_current(2)
+
+
+def test_a_coordinator_that_has_read_a_generation_is_fenced_by_later_takeovers_alone(tmp_path):
+    """It may be the third one of a generation: the takeover of the second says nothing of it."""
+    job = make_job(tmp_path)
+    store = store_of(job)
+    first, second, third = (PlanLog(store) for _ in range(3))
+    assert first.create_generation(session(job).record) and second.take_over(1, "second")
+    assert third.read_held() == 1
+    third.check_held()
+    with pytest.raises(Stale, match="taken over generation 1"):
+        first.check_held()
+    assert PlanLog(store).take_over(1, "fourth")
+    for each in (second, third):
+        with pytest.raises(Stale, match="taken over generation 1"):
+            each.check_held()
+
+
+def test_a_coordinator_whose_takeover_came_second_holds_nothing(tmp_path):
+    job = make_job(tmp_path)
+    store, slow = store_of(job), store_of(job)
+    assert PlanLog(store).create_generation(session(job).record) and PlanLog(store).take_over(1, "first")
+    slow.list = lambda prefix="": []  # it looked before the first one
+    late = PlanLog(slow)
+    assert not late.take_over(1, "second")
+    with pytest.raises(Stale):
+        late.check_held()
+
+
+def test_what_still_looks_at_the_generation_before_is_fenced_by_that_of_its_own_coordinator(tmp_path):
+    """A planner's thread may commit for the last world when the next one begins; a rival's next world ends both."""
+    job = make_job(tmp_path)
+    store, record = store_of(job), session(job).record
+    log = PlanLog(store)
+    assert log.create_generation(record) and log.create_generation(replace(record, generation=2))
+    log.check_current(1)
+    assert PlanLog(store).create_generation(replace(record, generation=3))
+    with pytest.raises(Stale, match="created generation 3"):
+        log.check_current(1)
 
 
 async def test_a_generation_that_another_coordinator_claims_first_is_not_entered(tmp_path):

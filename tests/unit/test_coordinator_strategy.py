@@ -103,6 +103,15 @@ def test_of_two_coordinators_at_once_both_follow_what_was_claimed_first(tmp_path
     assert other.settle(job, 320, (2, 2), stream_of(job), initial_cursor(job.mix)) == mine
 
 
+def test_of_two_coordinators_at_once_with_other_devices_the_later_one_chooses_again_for_its_own(tmp_path: Path) -> None:
+    job = auto(tmp_path)
+    mine, log = settle(job, (2, 2)), log_of(job)
+    look, missed = log.last_strategy, [None]
+    log.last_strategy = lambda: missed.pop() if missed else look()  # type: ignore[method-assign]
+    found = Strategies(log, "late").settle(job, 320, (1, 1), stream_of(job), initial_cursor(job.mix))
+    assert (mine.number, found.number, found.devices, found.author) == (0, 1, (1, 1), "late")
+
+
 def test_muon_gets_no_tensor_groups(tmp_path: Path) -> None:
     record = settle(auto(tmp_path, optimizer=OptimizerConfig(learning_rate=1e-3, kind="Muon")), (2, 2))
     found = (record.strategy.chosen, *record.strategy.alternatives)

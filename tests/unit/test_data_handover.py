@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,16 @@ def test_a_rank_without_tokens_gets_empty_arrays():
     buffer = pack(arrays(tokens=0))
     got = unpack(buffer.fd)
     assert len(got.tokens) == len(got.labels) == len(got.positions) == len(got.slices) == 0
+
+
+def test_columns_of_another_width_are_handed_over_as_the_same_numbers():
+    sent = arrays(tokens=5)
+    wide = replace(sent, tokens=sent.tokens.astype(np.int64), positions=sent.positions[::-1].astype(np.int64)[::-1])
+    buffer = pack(wide)
+    got = unpack(buffer.fd)
+    assert [list(x) for x in (got.tokens, got.labels, got.positions)] == [
+        list(x) for x in (sent.tokens, sent.labels, sent.positions)
+    ]
 
 
 def test_a_handed_over_step_is_sealed_against_writes():

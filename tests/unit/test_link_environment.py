@@ -64,6 +64,16 @@ def test_a_service_that_gets_sigterm_cleans_up_and_exits_with_1(tmp_path):
     assert "Traceback" not in errors
 
 
+def test_a_second_sigterm_does_not_cut_the_clean_up_short(tmp_path):
+    lines = ["try:", *(f"    {line}" for line in WORK), "finally:"]
+    lines += ["    import os; os.kill(os.getpid(), signal.SIGTERM)", "    print('clean', file=sys.stderr)"]
+    service = start(tmp_path, "\n    ".join(lines))
+    assert service.stdout.readline() == "up\n"
+    service.send_signal(signal.SIGTERM)
+    code, errors = end(service)
+    assert (code, "clean" in errors) == (1, True)
+
+
 def test_the_signal_passes_through_code_that_catches_every_exception(tmp_path):
     lines = ["try:", *(f"    {line}" for line in WORK), "except Exception: return 0"]
     service = start(tmp_path, "\n    ".join(lines))
@@ -136,6 +146,13 @@ def test_a_service_of_a_failed_job_writes_the_reason_as_its_termination_message(
     assert ended(tmp_path, "2, 'VocabularyTooSmall', 'give at least 257'") == 2
     assert json.loads((tmp_path / "log").read_bytes()) == {
         "reason": "VocabularyTooSmall", "message": "give at least 257",
+    }  # fmt: skip
+
+
+def test_a_service_of_a_job_that_may_be_tried_again_says_so_in_its_termination_message(tmp_path):
+    assert ended(tmp_path, "1, 'StoreAway', 'the bucket is gone'") == 1
+    assert json.loads((tmp_path / "log").read_bytes()) == {
+        "reason": "StoreAway", "message": "the bucket is gone", "retryable": True,
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 
 import httpcore
 import httpx
@@ -12,7 +13,7 @@ from aiohttp import web
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.wire import TOKEN_HEADER, Finished, Registered, Rendezvous
 from coxswain_link.deadline import ReadDeadline
-from coxswain_link.http_client import AsyncClient, Client, JobEnded, _request, _settings
+from coxswain_link.http_client import AsyncClient, Client, Closed, JobEnded, _request, _settings
 from coxswain_link.http_server import HttpService, is_loopback
 from coxswain_link.metrics import build
 from coxswain_link.status import StatusServer, addresses
@@ -44,13 +45,24 @@ async def service():
     async def answer(request, _body):
         return web.Response(status=int(request.query["status"]), text="why")
 
+    async def late(_request, _body):
+        await asyncio.sleep(0.2)
+        return Registered(generation=3)
+
     async def page(_request):
         return web.Response(text="for people")
 
     service = HttpService("secret", lambda: 3, build("coordinator"))
     service.page("/page", page)
     service.route("POST", "/v1/echo", echo, Rendezvous)
-    for path, handler in {"nothing": nothing, "refuse": refuse, "end": end, "flaky": flaky, "answer": answer}.items():
+    for path, handler in {
+        "nothing": nothing,
+        "refuse": refuse,
+        "end": end,
+        "flaky": flaky,
+        "answer": answer,
+        "late": late,
+    }.items():
         service.route("GET", f"/v1/{path}", handler)
     port = await service.start("127.0.0.1", 0)
     yield f"http://127.0.0.1:{port}"
@@ -115,9 +127,37 @@ def test_a_read_at_or_beyond_the_deadline_is_not_begun():
             deadline.left(5.0)
 
 
+def test_a_read_ends_at_its_own_time_out_where_that_is_earlier_and_at_the_deadline_of_its_own_thread_alone():
+    deadline, found = ReadDeadline(), list[float | None]()
+    with deadline.within(60.0):
+        assert deadline.left(5.0) == 5.0
+        assert 50.0 < deadline.left(None) <= 60.0
+        other = threading.Thread(target=lambda: found.append(deadline.left(None)))
+        other.start()
+        other.join()
+    assert found == [None]
+    assert deadline.left(None) is None
+
+
 async def test_the_current_and_newer_generations_are_admitted(client):
     assert await client.get("/v1/nothing", Registered, generation=3) is None
     assert await client.get("/v1/nothing", Registered, generation=4) is None
+
+
+async def test_a_long_poll_lasts_beyond_the_deadline_by_the_seconds_that_it_asks_for(service):
+    for_loops = AsyncClient(service, "secret", deadline=0.05)
+    assert await for_loops.get("/v1/late", Registered, wait=5) == Registered(generation=3)
+    await for_loops.close()
+    with Client(service, "secret", deadline=0.05) as for_threads:
+        found = await asyncio.to_thread(lambda: for_threads.get("/v1/late", Registered, wait=5))
+    assert found == Registered(generation=3)
+
+
+def test_a_call_of_a_client_that_is_closed_says_so_at_once():
+    client = Client("http://127.0.0.1:9", "secret", deadline=60)
+    client.close()
+    with pytest.raises(Closed, match="late: this client is closed"):
+        client.get("/v1/late", Registered)
 
 
 async def test_a_wrong_token_is_refused_by_name(service):

@@ -19,7 +19,7 @@ from coxswain.cost.memory import Recompute
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 from coxswain_train.profile import __main__ as profiler
-from coxswain_train.profile.__main__ import _parser, base_of, said, subject_of
+from coxswain_train.profile.__main__ import Subject, _parser, base_of, fitted_hardware, said, subject_of
 from coxswain_train.profile.machine import tasks_of
 from coxswain_train.profile.measure import measure
 
@@ -101,6 +101,24 @@ def test_held_out_steps_are_none_of_those_that_were_fitted_and_have_rings() -> N
     assert any(s.ring for s in held_out) and not any(s.ring for s in measured.steps)
 
 
+def test_steps_fill_their_replicas_and_no_pack_is_more_than_one_holds() -> None:
+    _, measured, held_out = profiled(Virtual())
+    packs = [sum(pack) for step in (*measured.steps, *held_out) for pack in step.packs]
+    assert min(packs) > 0 and max(packs) == 4096
+    assert sorted(step.ring for step in held_out if step.ring) == [int(0.6 * 4 * 4096), 4 * 4096]
+
+
+def test_a_bandwidth_is_that_of_a_layers_keys_and_values() -> None:
+    class Sized(Virtual):
+        def exchange(self, size: int, calls: int) -> float:
+            sizes.add(size)
+            return super().exchange(size, calls)
+
+    sizes = set[int]()
+    profiled(Sized())
+    assert sizes == {2 * 2 * 32 * 4 * 4096}  # of two key heads of 32 elements of 4 bytes
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 64])
 def test_tasks_of_few_tokens_have_sequences_all_the_same(tokens: int) -> None:
     """A pack without a sequence, or a sequence without a token, is none of a job's, and kernels divide by their number."""
@@ -137,11 +155,48 @@ def test_a_profile_ends_near_its_seconds_on_slow_machines_too(seconds: float) ->
         assert machine.passed < seconds + 2 * shapes + 6
 
 
+@pytest.mark.parametrize(("seconds", "attention", "rings"), [(2.0, 1, 2), (10.0, 5, 5), (60.0, 7, 7)])
+def test_tokens_double_while_their_part_of_the_seconds_is_enough(seconds: float, attention: int, rings: int) -> None:
+    """All calls of a timing count, not those of one; what a point is for a model of four layers, a call is a quarter of."""
+    machine = Virtual()
+    _, measured, _ = profiled(machine, seconds)
+    assert (len(measured.attention), len(measured.rings)) == (attention, rings)
+    assert machine.passed < 50  # the last round of steps ends with the seconds
+
+
+def test_the_first_call_of_each_size_counts_for_nothing() -> None:
+    """It loads kernels and opens connections."""
+
+    class Cold(Virtual):
+        def _took(self, what: str, seconds: float, calls: int) -> float:
+            first = (what, seconds) not in self.warm and what != "step"
+            self.warm.add((what, seconds))
+            return super()._took(what, seconds * (10 if first else 1), calls)
+
+    cold, warm = Cold(), profiled(Virtual())[1]
+    cold.warm = set[tuple[str, float]]()  # type: ignore[attr-defined]
+    _, measured, _ = profiled(cold)
+    assert (measured.attention, measured.rings, measured.gbps) == (warm.attention, warm.rings, warm.gbps)
+
+
 def test_a_device_alone_measures_rings_and_keeps_the_bandwidths_of_its_base() -> None:
     machine = Virtual(ranks=1)
     found, _, held_out = profiled(machine)
     assert "ring" in machine.called and "exchange" not in machine.called and not any(s.ring for s in held_out)
     assert (found.inside_node_gbps, found.between_nodes_gbps) == (BASE.inside_node_gbps, BASE.between_nodes_gbps)
+
+
+def test_a_file_is_of_the_whole_model_where_fewer_layers_were_measured() -> None:
+    rates, measured, held_out = profiled(Virtual())
+    base = replace(load_hardware("cpu"), models={"other": RATES})
+    subject = Subject(replace(MODEL, layers=12), 4096, "Full")
+    found, error = fitted_hardware(measured, held_out, base, subject, "cpu", None)
+    assert found.rates == replace(rates, task_ms=3 * rates.task_ms)
+    assert (found.models, error.count) == ({}, len(held_out))
+    assert found.note.startswith(
+        "Measured on cpu by python -m coxswain_train.profile: a model of 12 layers, hidden 128, 4 "
+    )
+    assert "tasks of at most 4096 tokens, recompute Full. Predicted" in found.note
 
 
 @pytest.mark.parametrize(("across", "inside", "between"), [(None, 8.0, 8.0), (True, 1.0, 8.0), (False, 8.0, 1.0)])
@@ -229,6 +284,20 @@ def test_what_a_profile_refuses_it_refuses_before_it_measures(
     except SystemExit as ended:
         code = ended.code
     assert code == 2 and says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rank", "says"), [("0", "model.custom.class 'mine:Model': cannot be imported\n"), ("1", "")])
+def test_what_only_the_engine_refuses_is_said_by_one_rank_and_without_a_traceback(
+    rank: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> int:
+        raise Refused("BadModel", "model.custom.class 'mine:Model': cannot be imported")
+
+    monkeypatch.setattr(profiler, "_profile", refuse)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("RANK", rank)
+    assert profiler.main(["--model", "llama-tiny", "--vocabulary", "320"]) == 2
+    assert capsys.readouterr().err == says
 
 
 @pytest.mark.parametrize(

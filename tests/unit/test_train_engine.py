@@ -26,8 +26,9 @@ from coxswain_train.engine.links import StageLinks
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.engine.step import Part, StepClock, StepOutcome, by_wave, parts, run_operations, run_waves
 from coxswain_train.model.init_weights import init_box
-from coxswain_train.model.llama import RMSNorm
+from coxswain_train.model.llama import Llama, RMSNorm
 from coxswain_train.model.loss import IGNORED, IdRange, linear_cross_entropy
+from coxswain_train.model.tensor_parallel import ModelPart, enter
 from coxswain_train.parallel.clock import DeviceClock
 from tests.distributed.threads import ThreadWorld, run_threads
 
@@ -76,6 +77,19 @@ def test_the_loss_of_bf16_weights_is_computed_and_summed_in_fp32(trained: bool, 
     assert [float(x) for x in found] == pytest.approx([float(exact)] * ranks, rel=1e-5)
 
 
+def test_a_rank_without_words_leaves_the_loss_of_very_unlikely_ones_as_it_is() -> None:
+    """Its own largest logit is below all others: with zero in its place their exponentials would all be zero."""
+    hidden, weight, labels = torch.full((3, 8), 100.0), torch.full((19, 8), -100.0), torch.tensor([0, 5, IGNORED])
+
+    def member(world: ThreadWorld) -> Tensor:
+        group = world.tensor_group((0, 1))
+        assert group is not None
+        mine = weight if world.rank == 0 else weight[19:]
+        return linear_cross_entropy(hidden, mine, labels, 2, IdRange(group, 19 * world.rank))
+
+    assert [float(x) for x in run_threads(2, member)] == pytest.approx([2 * math.log(19)] * 2)
+
+
 def test_the_gradient_of_a_bf16_head_is_summed_over_chunks_in_fp32() -> None:
     """A thousand equal rows: a sum in bf16 stays at 256 of them. What waits for the backward takes as little memory."""
     hidden, weight, labels = (x[1:2] if x.shape[0] != 19 else x for x in samples(30, torch.bfloat16))
@@ -94,6 +108,47 @@ def test_the_loss_of_no_tokens_or_no_labels_is_zero() -> None:
     total.backward()
     assert total.item() == 0
     assert weight.grad is not None and float(weight.grad.abs().max()) == 0
+
+
+@pytest.mark.parametrize(("filled", "ids", "words"), [(0, 0, 20), (10, 0, 10), (10, 5, 10), (10, 15, 15), (20, 15, 20)])
+def test_rows_behind_the_last_that_is_filled_or_of_an_id_are_no_words_unless_all_are_empty(
+    filled: int, ids: int, words: int
+) -> None:
+    """Some models begin with a head of zeros alone. Without a hidden state all words are equally likely."""
+    model = Llama(MODEL, 20, ids=ids)
+    with torch.no_grad():
+        for weight in model.weights().values():
+            weight[:filled], weight[filled:] = -1.0, 0.0
+    model.leave_out_empty_rows()
+    loss = model.token_losses(torch.zeros(3, 8), torch.tensor([0, 5, 9]))
+    assert loss.item() == pytest.approx(3 * math.log(words))
+
+
+def test_a_stage_between_the_first_and_the_last_has_no_rows_to_leave_out() -> None:
+    middle = Llama(replace(MODEL, layers=3), 20, ModelPart(1, 2, 3))
+    middle.leave_out_empty_rows()
+    assert all("layers.1." in name for name in middle.weights())
+
+
+class Doubling:
+    """A tensor group whose other rank has the same."""
+
+    index, degree = 0, 2
+
+    def sum(self, x: Tensor) -> None:
+        assert x.is_contiguous()
+        x.mul_(2)
+
+    def maximum(self, x: Tensor) -> None: ...
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2)])
+def test_a_sum_over_a_tensor_group_in_backward_leaves_the_gradient_of_others_as_it_is(shape: tuple[int, int]) -> None:
+    """Autograd may give one tensor to several; one of other strides is summed as well."""
+    x = torch.zeros(shape, requires_grad=True)
+    given = torch.ones(2, 3) if shape == (2, 3) else torch.ones(2, 3).T
+    enter(x, Doubling()).backward(given)
+    assert x.grad is not None and (float(x.grad.min()), float(given.max())) == (2.0, 1.0)
 
 
 def test_the_rate_warms_up_then_falls_to_its_minimum_and_stays() -> None:

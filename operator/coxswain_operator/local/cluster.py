@@ -172,8 +172,10 @@ class LocalCluster:
             "warning": event.warning,
         }
         path = self.workdir / EVENTS
-        with self._failed.watch(path), path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with self._failed.watch(path):
+            drop_torn_line(path)  # of a write that a full disk has cut short
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
     def check_writable(self) -> None:
         """Raises OSError, naming the file, when an object or an event could not be written for a while: each try repeats."""
@@ -219,10 +221,20 @@ class LocalCluster:
             pod, task = self._pods[key]
             await pod.stop(task)
             del self._pods[key]
-        self._objects.remove(key)
+        while not self._removed(key):  # noqa: ASYNC110  a disk has no Event to wait for
+            await asyncio.sleep(_WRITE_RETRY)
         del self._deletions[key]
         for child, _ in self._objects.owned_by(uid):
             await self.delete(*child)
+
+    def _removed(self, key: Key) -> bool:
+        """True also where a close leaves the object's file to the next start."""
+        try:
+            self._objects.remove(key)
+        except OSError as error:
+            log.error("cannot delete %s: %s; trying again in %g s", "/".join(key), error, _WRITE_RETRY)
+            return self._closing
+        return True
 
     def _finish_deletions(self) -> None:
         """Removes objects whose deletion a killed run had begun, with all that they own."""

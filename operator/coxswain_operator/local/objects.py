@@ -136,9 +136,11 @@ class Objects:
             self._store("MODIFIED", {**current, "metadata": metadata})
 
     def remove(self, key: Key) -> None:
-        if (gone := self._objects.pop(key, None)) is not None:
-            self.path(key).unlink(missing_ok=True)
-            self._notify(WatchEvent("DELETED", gone))
+        """Raises OSError: the object is still there."""
+        if key in self._objects:
+            with self._failed.watch(self.path(key)):
+                self.path(key).unlink(missing_ok=True)
+            self._notify(WatchEvent("DELETED", self._objects.pop(key)))
 
     def deleting(self) -> list[tuple[Key, str]]:
         """Keys and uids of objects whose deletion has begun."""

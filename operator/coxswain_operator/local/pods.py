@@ -84,6 +84,7 @@ class Pod:
         except OSError as error:  # such as a full disk
             self._problem = {"reason": "MachineTrouble", "message": str(error)}
         finally:
+            self._stopping = True
             await self._stop_containers()  # a container runs on here only if another one could not start
             await self._stop_sidecars()
             self._phase = phase
@@ -95,7 +96,7 @@ class Pod:
         SIGTERM, the grace period (at most `longest` seconds), SIGKILL; sidecars end last.
         """
         self._grace = min(self._grace, longest)
-        if not (self._running or self._stopping):  # a second cancel would leave its sidecars running
+        if not (self._running or self._stopping):  # a cancel while it ends its sidecars would leave them running
             task.cancel()
         self._stopping = True
         await self._stop_containers()

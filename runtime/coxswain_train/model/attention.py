@@ -148,7 +148,7 @@ class PackKernel:
         if len(found) == 1:
             return found[0]
         parts, lse = zip(*found, strict=True)
-        return _join(query, parts), torch.cat(lse, 1)
+        return _join(parts), torch.cat(lse, 1)
 
     def backward(
         self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
@@ -162,7 +162,7 @@ class PackKernel:
         if len(found) == 1:
             return found[0]
         dq, dk, dv = zip(*found, strict=True)
-        return _join(query, dq), _join(key, dk), _join(value, dv)
+        return _join(dq), _join(dk), _join(dv)
 
     def _rows(self) -> Iterator[slice]:
         ends = accumulate(self.lengths)
@@ -201,9 +201,9 @@ def without_waiting(host: Tensor, device: torch.device) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
-def _join(like: Tensor, parts: Sequence[Tensor]) -> Tensor:
+def _join(parts: Sequence[Tensor]) -> Tensor:
     """Concatenates [heads, n, size] by tokens; in memory tokens come first, as projections want them."""
-    return torch.cat([part.transpose(0, 1) for part in parts] or [like.transpose(0, 1)[:0]]).transpose(0, 1)
+    return torch.cat([part.transpose(0, 1) for part in parts]).transpose(0, 1)
 
 
 Result = tuple[Tensor, Tensor]  # output and log-sum-exp

@@ -29,7 +29,7 @@ from coxswain.api.jobfiles import load_config
 from coxswain.config import ModelConfig
 from coxswain.cost.constants import Hardware, load_hardware
 from coxswain.cost.error import Error, error_of
-from coxswain.cost.fit import fitted, predicted
+from coxswain.cost.fit import Measured, Step, fitted, predicted
 from coxswain.cost.memory import Recompute
 from coxswain.errors import Refused
 from coxswain.presets import PRESETS
@@ -55,11 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subject, name = subject_of(options), device_name(options.device)
         base = load_hardware(options.base or base_of(name))
         _check_output(options.output)
-    except Refused as refused:  # before the minute in which all is measured
-        sys.stderr.write(f"{refused.message}\n")
+        with _peers(options.processes if name == CPU and "RANK" not in os.environ else 1):
+            return _profile(options, subject, name, base)
+    except Refused as refused:
+        if os.environ.get("RANK", "0") == "0":  # all ranks refuse the same
+            sys.stderr.write(f"{refused.message}\n")
         return 2
-    with _peers(options.processes if name == CPU and "RANK" not in os.environ else 1):
-        return _profile(options, subject, name, base)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -217,12 +218,23 @@ def _profile(options: argparse.Namespace, subject: Subject, name: str, base: Har
     if rank:
         return 0
     across = None if not on_gpu else int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks))) < ranks
-    rates = fitted(measured, base.rates, across)
-    error = error_of((predicted(step, rates, measured, not across), step.seconds) for step in held_out)
-    rates = replace(rates, task_ms=rates.task_ms * subject.model.layers / model.layers)
-    _write(options.output, replace(base, rates=rates, models={}, note=_note(name, ranks, subject, error)))
+    hardware, error = fitted_hardware(measured, held_out, base, subject, name, across)
+    _write(options.output, hardware)
     sys.stderr.write(f"{said(error)}\n")
     return 0
+
+
+def fitted_hardware(
+    measured: Measured, held_out: Sequence[Step], base: Hardware, subject: Subject, name: str, across: bool | None
+) -> tuple[Hardware, Error]:
+    """The hardware file of device `name`, and how far its predictions are off. `across`: as of `fitted`.
+
+    What a task takes is that of the whole model: fewer layers may have been measured.
+    """
+    rates = fitted(measured, base.rates, across)
+    error = error_of((predicted(step, rates, measured, not across), step.seconds) for step in held_out)
+    rates = replace(rates, task_ms=rates.task_ms * subject.model.layers / measured.model.layers)
+    return replace(base, rates=rates, models={}, note=_note(name, measured.replicas, subject, error)), error
 
 
 def _sized(model: ModelConfig, options: argparse.Namespace) -> ModelConfig:

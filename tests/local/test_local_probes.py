@@ -1,0 +1,60 @@
+"""Probes of the local cluster judge answers as a kubelet does."""
+
+import asyncio
+
+import pytest
+
+from coxswain_operator.local.probes import Prober, probe_url
+
+
+@pytest.fixture
+async def served():
+    """Makes a server that sends this to each caller; returns its port."""
+    servers, silence = [], asyncio.Event()
+
+    async def serve(answer):
+        async def send(reader, writer):
+            await reader.readline()
+            writer.write(answer)
+            await writer.drain()
+            await (silence.wait() if not answer else asyncio.sleep(0))
+            writer.close()
+
+        servers.append(await asyncio.start_server(send, "127.0.0.1", 0))
+        return servers[-1].sockets[0].getsockname()[1]
+
+    yield serve
+    silence.set()
+    for server in servers:
+        server.close()
+
+
+async def asked(port, **probe):
+    prober = Prober()
+    try:
+        return await prober.ask({"httpGet": {"port": port, "path": "/"}, **probe}, {"name": "main"}, "127.0.0.1")
+    finally:
+        await prober.close()
+
+
+@pytest.mark.parametrize(("status", "healthy"), [(200, True), (302, True), (399, True), (400, False), (503, False)])
+async def test_a_status_from_200_to_399_is_a_success(served, status, healthy):
+    port = await served(f"HTTP/1.1 {status} X\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n".encode())
+    assert await asked(port) is healthy
+
+
+async def test_a_server_that_is_silent_or_sends_something_else_or_is_gone_has_failed(served):
+    assert not await asyncio.wait_for(asked(await served(b""), timeoutSeconds=0.05), 5)
+    assert not await asked(await served(b"SSH-2.0\r\n"))
+    assert not await asked(9)
+
+
+async def test_a_proxy_of_the_users_shell_is_asked_for_no_probe(served, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    assert await asked(await served(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"))
+
+
+def test_a_named_port_is_that_of_the_container():
+    container = {"name": "main", "ports": [{"name": "http", "containerPort": 7400}]}
+    probe = {"httpGet": {"port": "http", "path": "/readyz", "scheme": "HTTPS"}}
+    assert probe_url(probe, container, "127.64.0.1") == "https://127.64.0.1:7400/readyz"

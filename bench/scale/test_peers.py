@@ -14,15 +14,17 @@ from bench.scale.coxswain import pods_of
 from bench.scale.peers import PEERS, peers
 from bench.scale.peers.certificates import HOST, write_certificate
 from bench.scale.peers.jobset import job_set
-from bench.scale.peers.modules import definitions, reached_at, version_of
+from bench.scale.peers.modules import definitions, reached_at
 from bench.scale.peers.pods import count, template
 from bench.scale.peers.trainer import runtime, train_job
 from bench.scale.peers.training_operator import pytorch_job
+from e2e.cluster.module_sources import version_of
 
 NAMED = ("hostname", "subdomain")
 
 
-def test_the_pins_of_rivals_are_read_from_their_own_modules() -> None:
+def test_the_pins_of_tools_are_read_from_their_own_modules() -> None:
+    assert version_of("kwok", "sigs.k8s.io/kwok") == "v0.7.0"
     assert version_of("jobset", "sigs.k8s.io/jobset") == "v0.10.1"
     assert version_of("trainer", "github.com/kubeflow/trainer/v2") == "v2.0.0"
     assert version_of("training-operator", "github.com/kubeflow/training-operator") == "v1.9.0"

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from e2e.cluster.module_sources import folder_of
 from e2e.cluster.process import Argument, binary
 
 LABEL = {"type": "kwok"}
@@ -40,8 +41,7 @@ def write_config(path: Path) -> Path:
     """kwok's own stages, read from the module that it was built from; without the one that
     completes Jobs at once.
     """
-    modules = binary("kwok").parents[1] / "go" / "path" / "pkg" / "mod" / "sigs.k8s.io"
-    folder = next(modules.glob("kwok@*")) / "kustomize" / "stage"
+    folder = folder_of("kwok", "sigs.k8s.io/kwok") / "kustomize" / "stage"
     stages = [yaml.safe_load((folder / f"{stage}.yaml").read_text()) for stage in _STAGES]
     head = {"apiVersion": "config.kwok.x-k8s.io/v1alpha1", "kind": "KwokConfiguration", "options": {"enableCRDs": []}}
     path.write_text(yaml.safe_dump_all([head, *stages]))

@@ -8,9 +8,9 @@ from bench.scale.control_plane import BURST, QPS, Manifest, Plane
 from bench.scale.coxswain import OTHERS
 from bench.scale.objects import Scene
 from bench.scale.peers.manager import Manager, Parts
-from bench.scale.peers.modules import folder_of
 from bench.scale.peers.pods import RESTARTS, count, template
 from bench.scale.watching import Pods
+from e2e.cluster.module_sources import folder_of
 from e2e.cluster.process import Child
 
 MODULE = "sigs.k8s.io/jobset"

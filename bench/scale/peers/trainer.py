@@ -9,9 +9,9 @@ from bench.scale.coxswain import OTHERS
 from bench.scale.objects import Scene
 from bench.scale.peers.jobset import JobSet, set_spec
 from bench.scale.peers.manager import Manager, Parts
-from bench.scale.peers.modules import folder_of
 from bench.scale.peers.pods import count, template
 from bench.scale.watching import Pods
+from e2e.cluster.module_sources import folder_of
 from e2e.cluster.process import Child, wait_until
 
 MODULE = "github.com/kubeflow/trainer/v2"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import ssl
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,8 +16,8 @@ import trustme
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
-from coxswain.names import ENV_STORE_PATIENCE
 from coxswain_link.store import Store, StoreUnavailable, open_store
+from tests.http_servers import served
 from tests.local.jobs import wait_until
 from tests.s3server import S3Server
 
@@ -37,14 +36,7 @@ def s3(authority: trustme.CA) -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(autouse=True)
-def nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Removes this machine's own keys and authorities."""
-    for name in [name for name in os.environ if name.startswith(("AWS_", "SSL_CERT_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv(ENV_STORE_PATIENCE, "0")
+pytestmark = pytest.mark.usefixtures("own_access_alone")
 
 
 def keys_in_the_environment(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,14 +191,8 @@ def server(certificate: Certificate | None, context: ssl.SSLContext | None = Non
         context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         show(context, certificate)
         http.socket = context.wrap_socket(http.socket, server_side=True)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with served(http):
         yield f"127.0.0.1:{http.server_port}"
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
 
 
 def issued(authority: trustme.CA, host: str, **dates: datetime.datetime) -> Certificate:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +14,7 @@ from coxswain.errors import Refused
 from coxswain.names import ENV_STORE_PATIENCE
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_link.store import Store, open_store
+from tests.http_servers import served
 from tests.s3server import S3Server
 from tests.unit.coordinator_fakes import make_job
 
@@ -67,12 +67,8 @@ def old(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
     monkeypatch.setenv(ENV_STORE_PATIENCE, "0")
-    with OldServer(request.param) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with served(OldServer(request.param)) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def location(server: OldServer) -> Store:

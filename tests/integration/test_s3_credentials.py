@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,7 @@ import pytest
 
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
-from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
+from coxswain.names import ENV_INCARNATION
 from coxswain_link.s3 import find_access
 from coxswain_link.store import StoreUnavailable, open_store
 from tests.s3server import S3Server
@@ -37,14 +36,7 @@ def tokens(s3: S3Server) -> Iterator[TokenService]:
         yield service
 
 
-@pytest.fixture(autouse=True)
-def nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Removes this machine's own keys."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv(ENV_STORE_PATIENCE, "0")
+pytestmark = pytest.mark.usefixtures("own_access_alone")
 
 
 def by_environment(s3: S3Server, folder: Path, sts: str, identity: str = IDENTITY) -> Environment:

@@ -135,6 +135,13 @@ async def test_a_sidecar_that_is_stopped_shows_its_end_and_no_restart(make):
     assert (status["state"]["terminated"]["exitCode"], status["restartCount"], status["ready"]) == (143, 0, False)
 
 
+async def run_until(enough, sidecar):
+    running = asyncio.create_task(sidecar.run_for_ever())
+    await enough.wait()
+    await sidecar.stop(0)
+    running.cancel()
+
+
 async def test_a_sidecar_backs_off_longer_each_time_and_starts_over_once_it_has_run_for_long(make, skip):
     """The seconds pass as its status changes: those of a back-off at once, and more than a minute in its third process."""
     seen, ends, enough = [], {}, asyncio.Event()
@@ -150,11 +157,7 @@ async def test_a_sidecar_backs_off_longer_each_time_and_starts_over_once_it_has_
         if len(seen) == 4:
             enough.set()
 
-    container = make("exit 3", changed=changed)
-    running = asyncio.create_task(container.run_for_ever())
-    await enough.wait()
-    await container.stop(0)
-    running.cancel()
+    await run_until(enough, make("exit 3", changed=changed))
     assert ends == {0: None, 1: 3, 2: 3, 3: 3}
     assert seen == [f"restarts in {seconds} s" for seconds in ("0.25", "0.5", "0.25", "0.5")]
 
@@ -169,11 +172,7 @@ async def test_a_sidecar_is_back_after_ten_seconds_at_most(make, skip):
         if len(seen) == 8:
             enough.set()
 
-    container = make("exit 3", changed=changed)
-    running = asyncio.create_task(container.run_for_ever())
-    await enough.wait()
-    await container.stop(0)
-    running.cancel()
+    await run_until(enough, make("exit 3", changed=changed))
     assert seen[-3:] == ["restarts in 8 s", "restarts in 10 s", "restarts in 10 s"]
 
 

@@ -172,15 +172,20 @@ async def test_two_pods_use_the_same_port_at_their_own_addresses(cluster):
     assert pods[0]["status"]["podIP"] != pods[1]["status"]["podIP"]
 
 
-async def test_deletion_sends_sigterm_and_removes_the_object(cluster):
-    polite = "import signal, sys\nsignal.signal(15, lambda *_: (print('bye', flush=True), sys.exit()))\n"
-    polite += "print('up', flush=True)\nsignal.pause()"
-    await cluster.create(pod(container(polite)))
+async def said_with_a_deletion(cluster, program):
+    """The words of a pod's only container, which says `up` first, once the pod is deleted and gone."""
+    await cluster.create(pod(container(program)))
     log = cluster.workdir / "logs/p/main.log"
     await until_text(log, "up")
     await cluster.delete("Pod", "default", "p")
     await until_gone(cluster)
-    assert log.read_text().split() == ["up", "bye"]
+    return log.read_text().split()
+
+
+async def test_deletion_sends_sigterm_and_removes_the_object(cluster):
+    polite = "import signal, sys\nsignal.signal(15, lambda *_: (print('bye', flush=True), sys.exit()))\n"
+    polite += "print('up', flush=True)\nsignal.pause()"
+    assert await said_with_a_deletion(cluster, polite) == ["up", "bye"]
 
 
 async def test_a_deletion_asks_the_first_process_of_a_container_alone(cluster):
@@ -189,12 +194,7 @@ async def test_a_deletion_asks_the_first_process_of_a_container_alone(cluster):
     program += "if child := os.fork():\n print('up', flush=True); signal.sigwait({signal.SIGTERM})\n"
     program += " os.kill(child, signal.SIGUSR1); os.waitpid(child, 0)\n"
     program += "else:\n signal.sigwait({signal.SIGUSR1}); print(signal.SIGTERM in signal.sigpending(), flush=True)"
-    await cluster.create(pod(container(program)))
-    log = cluster.workdir / "logs/p/main.log"
-    await until_text(log, "up")
-    await cluster.delete("Pod", "default", "p")
-    await until_gone(cluster)
-    assert log.read_text().split() == ["up", "False"]
+    assert await said_with_a_deletion(cluster, program) == ["up", "False"]
 
 
 async def test_a_process_that_ignores_sigterm_is_killed_with_its_group_after_the_grace(cluster):

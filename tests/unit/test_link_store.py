@@ -2,7 +2,6 @@
 
 import errno
 import os
-import threading
 from base64 import b64encode
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from coxswain.errors import Refused
 from coxswain_link.s3 import find_access, open_s3
 from coxswain_link.store import BucketNotFound, Denied, NotFound, ObjectChanged, StoreUnavailable, open_store
 from coxswain_link.store_faults import translated
+from tests.http_servers import served
 
 
 @pytest.fixture
@@ -192,13 +192,8 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def answers():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Answers", (Answer,), {}))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), type("Answers", (Answer,), {}))) as server:
+        yield server
 
 
 ELSEWHERE = "the bucket is in another region than requests are signed for{}; set endpoint.region"

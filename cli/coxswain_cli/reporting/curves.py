@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import nlargest
 from itertools import accumulate, pairwise
 from statistics import median
@@ -20,7 +21,7 @@ def charts(run: RecordedRun) -> tuple[Chart, ...]:
     if not run.steps:
         return ()
     used = (_utilisation(run),) if any(s.mfu is not None for s in run.steps) else ()
-    return (
+    found = (
         _loss(run),
         _gradient(run),
         _rate(run),
@@ -30,6 +31,8 @@ def charts(run: RecordedRun) -> tuple[Chart, ...]:
         *_predicted(run),
         _planned(run),
     )
+    marks = _marks(run)
+    return tuple(replace(chart, marks=marks) for chart in found)
 
 
 def _loss(run: RecordedRun) -> Chart:
@@ -114,7 +117,7 @@ def _with_average(name: str, colour: int, values: tuple[float | None, ...]) -> t
 def _chart(
     run: RecordedRun, title: str, unit: str, note: str, series: tuple[Series, ...], *, from_zero: bool = True
 ) -> Chart:
-    return Chart(title, unit, tuple(s.step for s in run.steps), series, note, from_zero, _marks(run))
+    return Chart(title, unit, tuple(s.step for s in run.steps), series, note, from_zero)
 
 
 def _marks(run: RecordedRun) -> tuple[tuple[int, str], ...]:

@@ -11,7 +11,7 @@ import pytest
 
 from coxswain.trainer_figures import TrainerFigures
 from coxswain_cli.reporting.charts import Chart, draw
-from coxswain_cli.reporting.curves import SMOOTH_FROM, charts
+from coxswain_cli.reporting.curves import MOST_GAPS, SMOOTH_FROM, charts
 from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.reporting.markup import Markup
 from coxswain_cli.reporting.model import RecordedEvent, RecordedRun, RecordedStep
@@ -166,6 +166,14 @@ def test_steps_without_a_line_are_counted_and_marked_where_they_are_missing() ->
     assert chart("Throughput", run).marks == ((7, "no lines of steps 4 to 6"), (9, "no line of step 8"))
     assert (row(end(RUN), "steps without a line"), facts(RUN)["steps_without_a_line"]) == (None, 0)
     assert facts(RecordedRun("demo"))["steps_without_a_line"] == 0
+
+
+def test_of_very_many_gaps_the_longest_are_marked() -> None:
+    """A damaged file may lack every other step: a page of their marks would show nothing else."""
+    steps = [RecordedStep(2 * k, seconds=1.0) for k in range(3 * MOST_GAPS)] + [RecordedStep(10_000, seconds=1.0)]
+    marks = chart("Throughput", RecordedRun("demo", tuple(steps))).marks
+    assert len(marks) == MOST_GAPS
+    assert marks[-1] == (10_000, "no lines of steps 599 to 9999")
 
 
 def test_of_a_thousand_trainers_the_slowest_have_rows_and_the_others_are_counted() -> None:

@@ -137,11 +137,12 @@ class _Broken(Exception):
 class Handover:
     """A worker's side: one connection, made again after the constructor restarts.
 
-    For one thread. `is_over`: whether the worker is to leave its world, which no data are worth waiting for.
+    For one thread. `is_over`: whether the worker is to leave its world, which no data are worth waiting for. `grace`:
+    seconds for which a constructor may be silent beyond what a request waits; then it counts as unreachable.
     """
 
-    def __init__(self, name: str, token: str, is_over: Callable[[], bool] = lambda: False) -> None:
-        self._name, self._token, self._is_over = name, token, is_over
+    def __init__(self, name: str, token: str, is_over: Callable[[], bool] = lambda: False, grace: float = 5.0) -> None:
+        self._name, self._token, self._is_over, self._grace = name, token, is_over, grace
         self._peer: socket.socket | None = None
 
     def receive(self, generation: int, step: int, rank: int, deadline: float) -> StepArrays:
@@ -188,7 +189,7 @@ class Handover:
     def _ask(self, request: _Request) -> tuple[_Reply, list[int]]:
         try:
             peer = self._connected()
-            peer.settimeout(min(request.wait, MAX_WAIT) + 5.0)
+            peer.settimeout(request.wait + self._grace)
             peer.send(msgspec.json.encode(request))
             data, fds, flags, _ = socket.recv_fds(peer, _MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
@@ -204,6 +205,7 @@ class Handover:
     def _connected(self) -> socket.socket:
         if self._peer is None:
             peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            peer.settimeout(self._grace)  # else it waits behind those that a hung constructor lets in no more
             try:
                 peer.connect(self._name)
             except OSError:

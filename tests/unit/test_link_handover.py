@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
+from coxswain_link.handover import Handover
 from coxswain_link.step_buffer import Buffer, pack
 from tests.unit.open_files import alone, files_left
 from tests.unit.test_data_handover import arrays, served
@@ -88,3 +92,39 @@ def says_that_it_may_open_none() -> None:
         assert worker.receive(1, 0, 0, 5.0).step == 0
         with files_left(0), pytest.raises(Retryable, match="this worker may open no more files"):
             worker.receive(1, 0, 0, 0.0)
+
+
+@contextmanager
+def hung(peers: int = 0) -> Iterator[str]:
+    """The name of a constructor that lets `peers` workers in and answers none: it is stopped, or waits for a disk."""
+    name = f"\0coxswain-test-hung-{os.getpid()}-{secrets.token_hex(4)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, ExitStack() as waiting:
+        listener.bind(name)
+        listener.listen(peers)
+        if not peers:
+            waiting.enter_context(full(name))
+        yield name
+
+
+def full(name: str) -> socket.socket:
+    """A worker behind which no other one is let in."""
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.connect(name)
+    return peer
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("peers", [0, 1])
+def test_a_constructor_that_hangs_keeps_no_worker_beyond_its_deadline(peers):
+    with hung(peers) as name, Handover(name, "token", grace=0.1) as worker:
+        with pytest.raises(Retryable, match=r"no data for step 3 \(rank 0\) within 0.2 s"):
+            worker.receive(1, 3, 0, 0.2)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("peers", [0, 1])
+def test_a_constructor_that_hangs_keeps_no_worker_in_a_world_that_is_over(peers):
+    over = iter([False, True])
+    with hung(peers) as name, Handover(name, "token", lambda: next(over), grace=0.1) as worker:
+        with pytest.raises(Stale, match="generation 1 is over"):
+            worker.receive(1, 3, 0, 600.0)

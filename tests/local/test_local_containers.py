@@ -23,7 +23,7 @@ def make(tmp_path):
             return Command(("/bin/sh", "-c", program), {"LOG": str(log)}, tmp_path, tmp_path / "main.log")
 
         log = tmp_path / "termination-log"
-        frame = Frame(command, probe, lambda: changed(container), lambda: "now", MemoryKills(lambda: 0))
+        frame = Frame(command, probe, lambda: changed(container), 10, lambda: "now", MemoryKills(lambda: 0))
         container = Container({"name": "main", **spec}, frame, log)
         return container
 
@@ -74,8 +74,7 @@ async def test_a_container_has_started_once_its_start_up_probe_succeeds_and_is_a
 
     container = make("exec sleep 100", probe, startupProbe=PROBE | {"initialDelaySeconds": 1000})
     running = asyncio.create_task(container.run())
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns()
     assert not asked.is_set()
     skip(1000)
     await asyncio.wait_for(asked.wait(), 5)
@@ -123,6 +122,79 @@ async def test_a_container_stays_ready_until_its_probe_has_failed_as_often_in_a_
     await container.stop(10)
     await running
     assert readiness == [False, True, True, True, True, True, True, False]
+
+
+async def turns(count=5):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_container_that_hangs_is_ended_once_its_liveness_probe_has_failed_as_often_in_a_row_as_the_threshold(
+    make,
+):
+    answers, asked = iter([False, False, True, False, False, False]), []
+
+    async def probe(_):
+        asked.append(next(answers))
+        return asked[-1]
+
+    container = make("exec sleep 100", probe, livenessProbe=PROBE | {"failureThreshold": 3})
+    assert await asyncio.wait_for(container.run(), 5) == 143
+    assert asked == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize(("said", "after"), [({}, 10), ({"terminationGracePeriodSeconds": 40}, 40)])
+async def test_a_hung_container_that_is_deaf_too_is_killed_after_the_grace_of_its_probe_or_else_of_its_pod(
+    make, skip, tmp_path, said, after
+):
+    failed = asyncio.Event()
+
+    async def probe(_):
+        if (tmp_path / "deaf").exists():
+            failed.set()
+        return not failed.is_set()
+
+    program = "trap '' TERM; : > deaf; exec sleep 100"
+    container = make(program, probe, livenessProbe=PROBE | {"failureThreshold": 1} | said)
+    running = asyncio.create_task(container.run())
+    await asyncio.wait_for(failed.wait(), 5)
+    await turns()
+    skip(after - 1)
+    await turns()
+    assert "running" in container.status()["state"]
+    skip(1)
+    assert await asyncio.wait_for(running, 5) == 137
+
+
+async def test_a_container_is_asked_whether_it_hangs_from_its_start_and_the_initial_delay_on(make, skip):
+    started, asked = asyncio.Event(), asyncio.Event()
+
+    async def probe(kind):
+        (asked if kind is liveness else started).set()
+        return True
+
+    liveness = PROBE | {"initialDelaySeconds": 1000, "failureThreshold": 1}
+    container = make(
+        "exec sleep 100", probe, livenessProbe=liveness, startupProbe=PROBE | {"initialDelaySeconds": 1000}
+    )
+    running = asyncio.create_task(container.run())
+    await turns()
+    skip(1000)
+    await asyncio.wait_for(container.started.wait(), 5)
+    await turns()
+    assert (started.is_set(), asked.is_set()) == (True, False)
+    skip(1000)
+    await asyncio.wait_for(asked.wait(), 5)
+    await container.stop(10)
+    await running
+
+
+async def test_a_liveness_probe_that_is_no_request_is_ignored(make):
+    async def probe(_):
+        raise AssertionError("asked")
+
+    container = make("exec sleep 0.1", probe, livenessProbe={"exec": {"command": ["false"]}, "periodSeconds": 0})
+    assert await container.run() == 0
 
 
 async def test_a_sidecar_that_is_stopped_shows_its_end_and_no_restart(make):

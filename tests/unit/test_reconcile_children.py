@@ -104,12 +104,16 @@ def test_only_the_coordinator_has_a_run_directory() -> None:
     assert has == {"coordinator": True, "loader-0": False, "trainer-1": False}
 
 
-def test_a_coordinator_that_hangs_is_ended_by_its_kubelet() -> None:
-    """Nothing else would replace it: its members give up and are excused."""
-    probes = {m: made(m)["spec"]["containers"][0].get("livenessProbe") for m in ROLES}
-    assert probes["coordinator"]["httpGet"] == {"path": "/healthz", "port": 7400}
-    assert probes["coordinator"]["periodSeconds"] * probes["coordinator"]["failureThreshold"] == 60
-    assert (probes["loader-0"], probes["trainer-1"]) == (None, None)
+def test_a_service_that_hangs_is_ended_by_its_kubelet() -> None:
+    """Nothing else would end it: its peers wait for it, or give up and meet it again."""
+    specs = [made(member)["spec"] for member in ROLES]
+    containers = [c for spec in specs for c in (*spec.get("initContainers", ()), *spec["containers"])]
+    probes = {c["name"]: (c["livenessProbe"], c["readinessProbe"]["httpGet"]["port"]) for c in containers}
+    assert probes.keys() == {"coordinator", "loader", "constructor", "trainer"}
+    for probe, port in probes.values():
+        assert probe["httpGet"] == {"path": "/healthz", "port": port}
+        assert (probe["initialDelaySeconds"], probe["periodSeconds"] * probe["failureThreshold"]) == (300, 60)
+        assert probe["terminationGracePeriodSeconds"] == 10  # one that hangs hears no SIGTERM
 
 
 def test_a_budget_lets_a_drain_take_pods_that_do_not_work() -> None:
@@ -199,6 +203,19 @@ def test_an_overlay_merges_named_things_by_name_and_changes_neither_side() -> No
     )
     assert laid == {"containers": [{"name": "a", "env": [{"name": "X", "value": "2"}]}, {"name": "b"}], "list": [1, 2]}
     assert base["containers"] == [{"name": "a", "env": [{"name": "X", "value": "1"}]}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("exec", {"command": ["true"]}), ("tcpSocket", {"port": 1}), ("grpc", {"port": 1})]
+)
+def test_a_probe_of_another_kind_replaces_ours_and_keeps_its_times(kind: str, said: dict[str, Any]) -> None:
+    """A probe has one kind. A template may ask for more patience alone, as for a debugger."""
+    theirs = {"name": "trainer", "livenessProbe": {kind: said, "failureThreshold": 600}}
+    spec = made("trainer-1", trainers={"count": 2, "template": {"spec": {"containers": [theirs]}}})["spec"]
+    probe = spec["containers"][0]["livenessProbe"]
+    assert (probe[kind], "httpGet" in probe, probe["failureThreshold"], probe["periodSeconds"]) == (
+        said, False, 600, 10,
+    )  # fmt: skip
 
 
 def test_all_children_belong_to_the_job_and_carry_its_uid() -> None:

@@ -33,14 +33,15 @@ CONSTRUCTOR = Service("constructor", "coxswain_data.constructor", names.PORT_CON
 TRAINER = Service("trainer", "coxswain_train.agent", names.PORT_AGENT_HTTP)
 
 GPU = "nvidia.com/gpu"
-# Of the coordinator alone: the coordinator notices workers and data services that hang. After 70 s without an answer of its
-# event loop, or when its driver hangs, it is replaced; the job continues.
+# A service that has answered nothing for 70 s hangs, as does a coordinator whose driver does: its container is ended, and what
+# follows is what follows a crash. Peers notice that it hangs, but they cannot end it. A start may take long where an image is
+# read as it is used.
 LIVENESS = {
-    "httpGet": {"path": "/healthz", "port": names.PORT_COORDINATOR},
-    "initialDelaySeconds": 60,
+    "initialDelaySeconds": 300,
     "periodSeconds": 10,
     "timeoutSeconds": 10,
     "failureThreshold": 6,
+    "terminationGracePeriodSeconds": 10,
 }
 
 
@@ -63,7 +64,7 @@ def container(
             "timeoutSeconds": 2,
             "failureThreshold": 3,
         },
-        **({"livenessProbe": LIVENESS} if service is COORDINATOR else {}),
+        "livenessProbe": {"httpGet": {"path": "/healthz", "port": service.http}, **LIVENESS},
         "terminationMessagePath": TERMINATION_LOG,
         "securityContext": {
             "allowPrivilegeEscalation": False,

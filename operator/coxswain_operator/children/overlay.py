@@ -9,8 +9,11 @@ KEYS = {
     "containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "ports": "containerPort",
     "volumeMounts": "mountPath", "imagePullSecrets": "name", "hostAliases": "ip",
 }  # fmt: skip
-# A volume has one kind: the user's replaces ours.
-_VOLUME_KINDS = ("emptyDir", "hostPath", "persistentVolumeClaim", "ephemeral", "csi")
+# A volume and a probe have one kind: the user's replaces ours.
+_KINDS = (
+    ("emptyDir", "hostPath", "persistentVolumeClaim", "ephemeral", "csi"),
+    ("httpGet", "exec", "tcpSocket", "grpc"),
+)
 
 
 def overlaid(spec: dict[str, Any], template: dict[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -64,10 +67,9 @@ def _lists(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
 
 
 def _without_other_kinds(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
-    """A volume of the same name and another kind replaces ours."""
-    if not any(kind in overlay for kind in _VOLUME_KINDS):
-        return base
-    return {k: v for k, v in base.items() if k not in _VOLUME_KINDS or k in overlay}
+    """A volume of the same name, or a probe, of another kind replaces ours."""
+    replaced = {kind for kinds in _KINDS if not overlay.keys().isdisjoint(kinds) for kind in kinds}
+    return {k: v for k, v in base.items() if k not in replaced or k in overlay}
 
 
 def _tolerations(spec: dict[str, Any], template: dict[str, Any]) -> list[dict[str, Any]]:

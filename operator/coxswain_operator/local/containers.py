@@ -34,6 +34,7 @@ class Frame:
     command: Callable[[dict[str, Any]], Command]  # of a container's spec; may raise Refused or NotMountable
     probe: Probe  # of an httpGet
     changed: Callable[[], None]  # called when the status has changed
+    grace: float  # seconds between SIGTERM and SIGKILL of a container that hangs, unless its probe says others
     stamp: Callable[[], str]  # the time by the cluster's clock
     memory: MemoryKills
 
@@ -77,11 +78,15 @@ class Container:
             what = error.filename or self.name
             return self._ended(_CANNOT_START, begun, f"cannot start {what!r}: {error.strerror}", "StartError")
         self._show({"running": {"startedAt": begun}})
-        prober = asyncio.create_task(self._watch_readiness())
+        probers = [
+            asyncio.create_task(self._watch_readiness()),
+            asyncio.create_task(self._watch_liveness(self._process)),
+        ]
         try:
             code = await self._process.wait()
         finally:
-            prober.cancel()
+            for prober in probers:
+                prober.cancel()
         if (fault := self._frame.memory.fault(self.name, code)) is not None:
             return self._ended(128 - code, begun, msgspec.json.encode(fault).decode(), fault.reason)
         return self._ended(128 - code if code < 0 else code, begun, _termination_message(self._termination_log))
@@ -128,6 +133,20 @@ class Container:
             await asyncio.sleep(readiness.get("periodSeconds", 10))
             failures = 0 if await self._frame.probe(readiness) else failures + 1
             self._set_ready(failures < readiness.get("failureThreshold", 3) if failures else True)
+
+    async def _watch_liveness(self, process: Process) -> None:
+        """Ends a container that hangs, by its liveness probe. Probes that are no httpGet are ignored."""
+        liveness = self._spec.get("livenessProbe") or {}
+        if "httpGet" not in liveness:
+            return
+        await self.started.wait()
+        await asyncio.sleep(liveness.get("initialDelaySeconds", 0))
+        failures = 0
+        while failures < liveness.get("failureThreshold", 3):
+            await asyncio.sleep(liveness.get("periodSeconds", 10))
+            failures = 0 if await self._frame.probe(liveness) else failures + 1
+        log.warning("container %s is ended: it has not answered its liveness probe %d times", self.name, failures)
+        await process.stop(liveness.get("terminationGracePeriodSeconds", self._frame.grace))
 
     async def _until_success(self, probe: dict[str, Any]) -> None:
         """Probes more often than a kubelet, so that a local run does not wait for whole seconds."""

@@ -159,7 +159,8 @@ class Pod:
     def _container(self, spec: dict[str, Any]) -> Container:
         machine = self._machine
         frame = Frame(
-            self._command, lambda p: machine.prober.ask(p, spec, self.address), self._changed, machine.stamp, machine.memory
+            self._command, lambda p: machine.prober.ask(p, spec, self.address), self._changed, self._grace, machine.stamp,
+            machine.memory,
         )  # fmt: skip
         return Container(spec, frame, self._termination_log(spec))
 

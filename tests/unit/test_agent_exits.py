@@ -14,7 +14,7 @@ import yaml
 from coxswain.api.validate import check
 from coxswain.errors import Retryable
 from coxswain.wire import Fault
-from coxswain_train.agent.processes import ForkServer, WorkerHandle
+from coxswain_train.agent.processes import ForkServer, ForkServerEnded, Unkillable, WorkerHandle
 from tests.fake_coordinator import FakeCoordinator
 from tests.unit.agent_fakes import FOREVER, TOKEN, Started, is_alive, wait_until, workers, world
 
@@ -157,6 +157,50 @@ async def test_the_end_of_a_worker_is_known_although_what_waited_for_it_was_canc
         assert worker.is_running and not ended.cancelled()
         ended.set_result(-9)
         await worker.close()
+
+
+async def test_a_process_that_sigkill_does_not_end_is_named_by_its_device_and_not_waited_for_for_ever():
+    """As one that waits in the driver of a broken device, or whose end a fork server that hangs does not report."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ended = asyncio.get_running_loop().create_future()
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import signal; signal.pause()")
+        worker = WorkerHandle(3, os.pidfd_open(process.pid), os.memfd_create("fault"), ours, ended, patience=0.05)
+        try:
+            with pytest.raises(Unkillable, match=r"the process on device 3 has not ended 0.05 s after SIGKILL"):
+                await asyncio.wait_for(worker.kill(), 20)
+            assert worker.is_running and not ended.cancelled()
+        finally:
+            await process.wait()
+            await worker.close()
+
+
+async def test_a_fork_server_that_hangs_is_ended_and_its_agent_leaves(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        before = await workers(tmp_path, 1, 2)
+        server = started.agent._fork_server
+        server._patience = 0.05
+        os.kill(server._process.pid, signal.SIGSTOP)
+        with pytest.raises(ForkServerEnded, match="was killed by signal 9"):
+            await asyncio.wait_for(server.fork(0, {}), 20)
+        await asyncio.to_thread(wait_until, lambda: not any(is_alive(worker["pid"]) for worker in before))
+
+
+async def test_an_agent_with_a_worker_that_cannot_be_killed_ends_with_all_its_processes(tmp_path, coordinator):
+    """Else nothing would hear of it: it would wait, answer each probe and register no more."""
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        before = await workers(tmp_path, 1, 2)
+        server = started.agent._fork_server
+        for worker in started.agent._workers:
+            worker.patience = 0.05
+        os.kill(server._process.pid, signal.SIGSTOP)  # no end of a worker is reported
+        coordinator.publish(world(2, ("trainer-1", "trainer-2")))
+        with pytest.raises(Unkillable, match=r"on device [01] has not ended"):
+            await asyncio.wait_for(asyncio.shield(started.running), 30)
+        assert server._process.returncode == -9
+        assert not any(is_alive(worker["pid"]) for worker in before)
 
 
 async def test_what_is_open_of_a_worker_is_closed_although_what_closes_it_is_cancelled():

@@ -16,6 +16,7 @@ from coxswain.layout import Device, Layout
 from coxswain.wire import ProbesWanted, StandbyProbes
 from coxswain_link.http_client import AsyncClient
 from coxswain_train.agent import agent as agents
+from coxswain_train.agent.processes import Unkillable
 from coxswain_train.agent.standby import StandbyProber
 from tests.fake_coordinator import FakeCoordinator
 from tests.unit import agent_fakes
@@ -206,6 +207,30 @@ async def test_an_agent_that_leaves_while_a_probe_ends_waits_for_it_and_closes_w
     await ending
     await client.close()
     assert probe.closed
+
+
+async def test_an_agent_goes_on_where_a_probe_cannot_be_killed_and_probes_no_more(coordinator, caplog):
+    """As one that waits in the driver of the slow device that it probes."""
+    probe, forks = SlowToEnd(), []
+
+    async def fork(device):
+        forks.append(device)
+        return probe
+
+    async def kill():
+        raise Unkillable(0, 60.0)
+
+    probe.kill = kill
+    client = AsyncClient(coordinator.url, TOKEN)
+    prober = StandbyProber(under("Migrate"), client, fork, every=0.0)
+    prober.begin(1, (0,))
+    await asyncio.wait_for(asyncio.shield(prober._task), 20)
+    await prober.end()
+    await client.close()
+    assert (forks, probe.closed) == ([0], True)
+    assert (
+        "not probed any more in generation 1: the process on device 0 has not ended 60 s after SIGKILL" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(

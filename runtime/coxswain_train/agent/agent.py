@@ -107,8 +107,10 @@ class Agent:
         finally:
             start.cancel()
             await self._standby.end()
-            await asyncio.gather(*(self._stop_worker(worker) for worker in list(self._workers)))
-            await self._fork_server.end()
+            try:
+                await _all(self._stop_worker(worker) for worker in list(self._workers))
+            finally:
+                await self._fork_server.end()
 
     async def _await_fork_server(self) -> None:
         """Registers again once workers can be imported, or ends the agent where they cannot."""
@@ -178,7 +180,7 @@ class Agent:
         if reply.stacks:
             self._dump_stacks()
         patience = 0.0 if reply.stacks else LEAVE_SECONDS
-        await asyncio.gather(*(self._part(worker, patience) for worker in list(self._workers) if worker.is_running))
+        await _all(self._part(worker, patience) for worker in list(self._workers) if worker.is_running)
         self._left = self._generation
 
     async def _part(self, worker: WorkerHandle, patience: float) -> None:
@@ -194,9 +196,7 @@ class Agent:
         mine = {s.device.device: s for s in world.seats if world.trainers[s.device.trainer] == self._env.name}
         log.info("world %d: ranks %s on this trainer", world.generation, [s.rank for s in mine.values()])
         await self._standby.end()
-        await asyncio.gather(
-            *(self._stop_worker(w) for w in list(self._workers) if not w.is_running or w.device not in mine)
-        )
+        await _all(self._stop_worker(w) for w in list(self._workers) if not w.is_running or w.device not in mine)
         first, self._generation = not self._generation, world.generation
         kept = {worker.device for worker in self._workers}
         await _all(self._reseat(worker, mine[worker.device]) for worker in list(self._workers))

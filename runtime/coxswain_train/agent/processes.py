@@ -25,6 +25,8 @@ from coxswain_train.worker.assignments import Assignment, Leave, Leaving, Left
 log = logging.getLogger(__name__)
 
 _GRACE = 2.0  # seconds between SIGTERM and SIGKILL: a worker of a past world has nothing to save
+_END = 60.0  # seconds from SIGKILL until a process has ended: of a GPU it frees the memory
+_FORK = 300.0  # seconds of a fork: milliseconds, or another import of torch by a fork server that replaces one
 KILLED = -signal.SIGKILL
 _Answer = Ready | Forked | NotForked | Exited
 
@@ -36,6 +38,16 @@ class ForkServerEnded(Retryable):
         what = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else "ended; its log says why"
         super().__init__(f"the process that forks the workers {what}")
         self.code = code
+
+
+class Unkillable(Retryable):
+    """A process has not ended after SIGKILL."""
+
+    def __init__(self, device: int, seconds: float) -> None:
+        super().__init__(
+            f"the process on device {device} has not ended {seconds:g} s after SIGKILL; the device's driver may hold it: look at "
+            "the kernel's log of the node, and drain it"
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +66,7 @@ class WorkerHandle:
     left: Left | None = None  # it is in no world: what it said as it left the last one
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     listener: asyncio.Task[None] | None = None
+    patience: float = _END
 
     @property
     def is_running(self) -> bool:
@@ -115,6 +128,7 @@ class WorkerHandle:
                 self.changed.set()
 
     async def end(self) -> None:
+        """Raises Unkillable."""
         self.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE):
@@ -122,8 +136,11 @@ class WorkerHandle:
         await self.kill()
 
     async def kill(self) -> None:
+        """Raises Unkillable."""
         self.signal(signal.SIGKILL)
-        await asyncio.shield(self.ended)  # a caller that is cancelled must not take it for ended
+        await asyncio.wait({self.ended}, timeout=self.patience)
+        if self.is_running:
+            raise Unkillable(self.device, self.patience)
 
     def read_fault(self) -> Fault | None:
         """The fault that it wrote; None when there is none that can be read."""
@@ -148,10 +165,13 @@ class WorkerHandle:
 
 
 class ForkServer:
-    """The agent's end of the fork server, which starts when it is first needed (or warmed), and again after it ended."""
+    """The agent's end of the fork server, which starts when it is first needed (or warmed), and again after it ended.
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._command, self._environment = command, environment
+    `patience`: seconds of a fork, behind which a fork server that has imported what workers need hangs, and is ended.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], patience: float = _FORK) -> None:
+        self._command, self._environment, self._patience = command, environment, patience
         self._starting = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None
@@ -201,16 +221,26 @@ class ForkServer:
         try:
             with theirs:
                 forked = self._request(ForkRequest(dict(environment), module), fault_file, theirs)
-            pid, handle = await forked
+            pid, handle = await self._answer(forked)
         except BaseException as error:
             ours.close()
             os.close(fault_file)
+            if forked is not None:
+                forked.cancel()
             if isinstance(error, ConnectionError):  # also where the event loop has not seen the end yet
                 raise await self._ended() from error
             if forked is not None and forked.done() and not forked.cancelled() and forked.exception() is None:
                 os.close(forked.result()[1])  # the answer came as the caller was cancelled
             raise
         return WorkerHandle(device, handle, fault_file, ours, self._running[pid])
+
+    async def _answer(self, forked: asyncio.Future[tuple[int, int]]) -> tuple[int, int]:
+        await self.known.wait()
+        await asyncio.wait({forked}, timeout=self._patience)
+        if not forked.done() and self._process is not None:
+            log.warning("the process that forks the workers has not answered for %g s: killing it", self._patience)
+            self._process.kill()
+        return await forked
 
     def _request(
         self, request: ForkRequest, fault_file: int, channel: socket.socket

@@ -44,7 +44,7 @@ class StandbyProber:
             self._task = asyncio.create_task(self._run(generation, devices))
 
     async def end(self) -> None:
-        """No process uses a device by then."""
+        """No process uses a device by then, but one that cannot be killed."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -60,7 +60,9 @@ class StandbyProber:
                 found = [(d, seconds) for d in asked if (seconds := await self._probe(d)) is not None]
         except (Stale, JobEnded):
             log.info("generation %d is over: its devices on standby are not probed any more", generation)
-        except Exception:  # training goes on without them
+        except CoxswainError as error:  # training goes on without them
+            log.warning("devices on standby are not probed any more in generation %d: %s", generation, error)
+        except Exception:
             log.exception("devices on standby are not probed any more in generation %d", generation)
 
     async def _report(self, found: StandbyProbes) -> tuple[int, ...]:
@@ -102,8 +104,10 @@ class StandbyProber:
 
 
 async def _end(process: WorkerHandle, device: int) -> None:
-    await process.kill()
-    fault = process.read_fault()
-    await process.close()
+    try:
+        await process.kill()
+        fault = process.read_fault()
+    finally:
+        await process.close()
     if fault is not None:
         log.warning("device %d on standby is not probed: %s", device, fault.message)

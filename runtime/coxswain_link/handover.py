@@ -184,7 +184,7 @@ class Handover:
                 return _checked(fds, generation, step)
             _raise(reply)
             if time.monotonic() >= end:
-                raise _Broken("the constructor has not built the step yet")
+                raise _Broken("the constructor has not built the step yet; its log says what it waits for")
 
     def _ask(self, request: _Request) -> tuple[_Reply, list[int]]:
         try:

@@ -7,8 +7,10 @@ from functools import partial
 
 import pytest
 
+from coxswain import names
 from e2e.job import Digests, Job, Object, completed, training
 from e2e.provision import eventually
+from e2e.throttle import container_id, stop
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -71,6 +73,31 @@ def test_a_constructor_that_exits_is_restarted_in_its_pod(job: Job, baseline: Di
     completed(job, baseline, 0, 0)
     assert job.uids() == before
     assert [constructor(pod)["restartCount"] for pod in job.pods("trainer")] == [1, 0]
+
+
+def test_a_constructor_and_a_trainer_that_hang_are_ended_by_their_kubelet_and_replaced(
+    job: Job, baseline: Digests
+) -> None:
+    """From their first answer on here, instead of their sixth minute."""
+    template = {
+        "initContainers": [probed_soon("constructor", names.PORT_CONSTRUCTOR_HTTP)],
+        "containers": [probed_soon("trainer", names.PORT_AGENT_HTTP)],
+    }
+    training(job, trainers={"template": {"spec": template}})
+    first, second = job.pods("trainer")
+    for pod, container in ((first, "constructor"), (second, "trainer")):
+        stop(job.site.cluster.plan.cgroup_of(pod["spec"]["nodeName"]), container_id(pod, container))
+    job.wait_for_event("WorkerRestarted", "exit code 137")
+    completed(job, baseline, 1, 0)
+    assert sorted(constructor(pod)["restartCount"] for pod in job.pods("trainer")) == [0, 1]
+
+
+def probed_soon(name: str, port: int) -> Object:
+    """A container of a template with less patience than ours."""
+    asks = {"httpGet": {"path": "/healthz", "port": port}}
+    soon = {"initialDelaySeconds": 0, "periodSeconds": 2, "timeoutSeconds": 3, "failureThreshold": 3}
+    startup = {**asks, "periodSeconds": 1, "failureThreshold": 300}
+    return {"name": name, "startupProbe": startup, "livenessProbe": {**soon, "terminationGracePeriodSeconds": 1}}
 
 
 def test_a_trainer_out_of_memory_beside_a_sidecar_that_never_ends_is_named_replaced_and_counted(

@@ -278,6 +278,7 @@ def test_a_deletion_is_forced_where_no_kubelet_completes_it_and_a_slow_one_is_wa
 
 
 KEPT = "FinalizerKept: Pod demo-trainer-1-0 on n is deleted, and a finalizer keeps it"
+LATE = f"TerminationLate: Pod demo-trainer-1-0 on n was to end at {stamp(NOW - 120)}, and its node has not ended it"
 
 
 @pytest.mark.parametrize(
@@ -288,9 +289,16 @@ KEPT = "FinalizerKept: Pod demo-trainer-1-0 on n is deleted, and a finalizer kee
         ((going("Unknown"),), ""),  # not deleted by force yet
         ((going("Unknown", forced=True, phase="Failed"),), ""),  # nothing of it runs
         ((going("Unknown", forced=True, node=""),), ""),  # it never ran
+        ((going("True", 120),), f"{LATE}: "),  # as where a device's driver holds a process
+        ((going("True", 120), going("True", 500)), f"{LATE} (and 1 more): "),
+        ((going("True", 120), going("Unknown", forced=True)), f"{KEPT}: "),
+        ((going("True", 119),), ""),  # its node may be slow
+        ((going("False", 120),), ""),  # is deleted by force now
+        ((going("True", 120, phase="Failed"),), ""),
+        ((going("True", 120, deleting=False),), ""),
     ],
 )
-def test_only_a_pod_that_may_still_run_on_a_lost_node_keeps_its_successor_waiting(
+def test_only_a_pod_that_may_still_run_though_it_is_deleted_keeps_its_successor_waiting(
     pods: tuple[PodView, ...], said: str
 ) -> None:
     found = force_delete.describe(Scene(pods).context())

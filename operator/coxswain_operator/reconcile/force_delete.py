@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 from coxswain_operator.reconcile.actions import Delete
 from coxswain_operator.reconcile.context import Context
+from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import PodView
 
 MARGIN_SECONDS = 30  # beyond the grace period, for a kubelet that is merely slow
+LATE_SECONDS = 120  # beyond it, on a node that works
 LOOK_SECONDS = 10  # a change of a node starts no pass
 _DOWN = frozenset({("Ready", "False"), ("Ready", "Gone")})
 
@@ -30,15 +32,27 @@ def requeue_times(ctx: Context) -> tuple[float, ...]:
 
 
 def describe(ctx: Context) -> str:
-    """Which pod of a lost node stays all the same; empty: none. Its member gets no other one, since two might run."""
-    kept = [p for p in ctx.observed.pods if p.forced and p.occupies and p.node]
-    if not kept:
-        return ""
-    more = f" (and {len(kept) - 1} more)" if len(kept) > 1 else ""
-    return (
-        f"FinalizerKept: Pod {kept[0].name} on {kept[0].node} is deleted, and a finalizer keeps it{more}: once its node has "
-        "surely ended, remove the finalizer; of Kueue's pods its feature gate FailureRecoveryPolicy does so"
-    )
+    """Which pod stays though it is deleted; empty: none. Its member gets no other one, since two might run."""
+    there = [p for p in ctx.observed.pods if p.deleting and p.occupies and p.node]
+    kept = [p for p in there if p.forced]
+    late = [p for p in there if not _lost(p, ctx.now) and p.deletes_at + LATE_SECONDS <= ctx.now]
+    if kept:
+        return (
+            f"FinalizerKept: Pod {kept[0].name} on {kept[0].node} is deleted, and a finalizer keeps it{_more(kept)}: once its "
+            "node has surely ended, remove the finalizer; of Kueue's pods its feature gate FailureRecoveryPolicy does so"
+        )
+    if late:
+        pod, node = late[0].name, late[0].node
+        return (
+            f"TerminationLate: Pod {pod} on {node} was to end at {stamp(late[0].deletes_at)}, and its node has not ended it"
+            f"{_more(late)}: look at that node (a process in a device's driver ends with a reboot alone); once its processes "
+            f"have surely ended, `kubectl delete pod {pod} --force` lets its successor start"
+        )
+    return ""
+
+
+def _more(pods: list[PodView]) -> str:
+    return f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
 
 
 def _lost(pod: PodView, now: float) -> bool:

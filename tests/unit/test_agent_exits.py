@@ -187,6 +187,17 @@ async def test_a_fork_server_that_hangs_is_ended_and_its_agent_leaves(tmp_path, 
         await asyncio.to_thread(wait_until, lambda: not any(is_alive(worker["pid"]) for worker in before))
 
 
+async def test_a_fork_server_that_still_imports_what_workers_need_is_waited_for():
+    """A slow disk takes minutes for torch: that is no hang."""
+    server = ForkServer((sys.executable, "-c", "import signal; signal.pause()"), os.environ, patience=0.05)
+    forking = asyncio.create_task(server.fork(0, {}))
+    done, _ = await asyncio.wait({forking}, timeout=0.5)
+    assert not done and server._process.returncode is None
+    await server.end()
+    with pytest.raises(ForkServerEnded):
+        await asyncio.wait_for(forking, 20)
+
+
 async def test_an_agent_with_a_worker_that_cannot_be_killed_ends_with_all_its_processes(tmp_path, coordinator):
     """Else nothing would hear of it: it would wait, answer each probe and register no more."""
     async with Started(coordinator.url, tmp_path, FOREVER) as started:

@@ -36,19 +36,23 @@ def describe(ctx: Context) -> str:
     there = [p for p in ctx.observed.pods if p.deleting and p.occupies and p.node]
     kept = [p for p in there if p.forced]
     late = [p for p in there if not _lost(p, ctx.now) and p.deletes_at + LATE_SECONDS <= ctx.now]
-    if kept:
-        return (
-            f"FinalizerKept: Pod {kept[0].name} on {kept[0].node} is deleted, and a finalizer keeps it{_more(kept)}: once its "
-            "node has surely ended, remove the finalizer; of Kueue's pods its feature gate FailureRecoveryPolicy does so"
-        )
-    if late:
-        pod, node = late[0].name, late[0].node
-        return (
-            f"TerminationLate: Pod {pod} on {node} was to end at {stamp(late[0].deletes_at)}, and its node has not ended it"
-            f"{_more(late)}: look at that node (a process in a device's driver ends with a reboot alone); once its processes "
-            f"have surely ended, `kubectl delete pod {pod} --force` lets its successor start"
-        )
-    return ""
+    return _describe_kept(kept) if kept else _describe_late(late) if late else ""
+
+
+def _describe_kept(pods: list[PodView]) -> str:
+    return (
+        f"FinalizerKept: Pod {pods[0].name} on {pods[0].node} is deleted, and a finalizer keeps it{_more(pods)}: once its node "
+        "has surely ended, remove the finalizer; of Kueue's pods its feature gate FailureRecoveryPolicy does so"
+    )
+
+
+def _describe_late(pods: list[PodView]) -> str:
+    first = pods[0]
+    return (
+        f"TerminationLate: Pod {first.name} on {first.node} was to end at {stamp(first.deletes_at)}, and its node has not ended "
+        f"it{_more(pods)}: look at that node (a process in a device's driver ends with a reboot alone); once its processes have "
+        f"surely ended, `kubectl delete pod {first.name} --force` lets its successor start"
+    )
 
 
 def _more(pods: list[PodView]) -> str:

@@ -11,7 +11,7 @@ from coxswain_operator.local.containers import Container, Frame
 from coxswain_operator.local.memory import MemoryKills
 from coxswain_operator.local.processes import Command, spawn
 
-PROBE = {"httpGet": {"path": "/readyz", "port": 1}, "periodSeconds": 0}
+PROBE = {"httpGet": {"path": "/readyz", "port": 1}, "periodSeconds": 0.001}
 
 
 @pytest.fixture
@@ -190,6 +190,20 @@ async def test_a_container_is_asked_whether_it_hangs_a_period_behind_its_start_a
     await asyncio.wait_for(asked.wait(), 5)
     await container.stop(10)
     await running
+
+
+@pytest.mark.parametrize("said", [{}, {"failureThreshold": 0}])
+async def test_a_probe_that_does_not_say_how_often_it_may_fail_may_fail_twice(make, said):
+    """0 says nothing, as on Kubernetes."""
+    answers, asked = iter([True, False, False, True, False, False, False]), []
+
+    async def probe(_):
+        asked.append(1)
+        return next(answers)
+
+    container = make("exec sleep 100", probe, livenessProbe=PROBE | said)
+    assert await asyncio.wait_for(container.run(), 5) == 143
+    assert len(asked) == 7
 
 
 async def test_a_liveness_probe_that_is_no_request_is_ignored(make):

@@ -14,6 +14,7 @@ import msgspec
 
 from coxswain.termination import TERMINATION_BYTES
 from coxswain_operator.local.memory import MemoryKills
+from coxswain_operator.local.probes import number
 from coxswain_operator.local.processes import Command, Process, spawn
 
 log = logging.getLogger(__name__)
@@ -130,9 +131,9 @@ class Container:
         self._set_ready(True)
         failures = 0
         while readiness:
-            await asyncio.sleep(readiness.get("periodSeconds", 10))
+            await asyncio.sleep(number(readiness, "periodSeconds"))
             failures = 0 if await self._frame.probe(readiness) else failures + 1
-            self._set_ready(failures < readiness.get("failureThreshold", 3) if failures else True)
+            self._set_ready(failures < number(readiness, "failureThreshold") if failures else True)
 
     async def _watch_liveness(self, process: Process) -> None:
         """Ends a container that hangs, by its liveness probe. Probes that are no httpGet are ignored."""
@@ -140,18 +141,18 @@ class Container:
         if "httpGet" not in liveness:
             return
         await self.started.wait()
-        await asyncio.sleep(liveness.get("initialDelaySeconds", 0))
+        await asyncio.sleep(number(liveness, "initialDelaySeconds"))
         failures = 0
-        while failures < liveness.get("failureThreshold", 3):
-            await asyncio.sleep(liveness.get("periodSeconds", 10))
+        while failures < number(liveness, "failureThreshold"):
+            await asyncio.sleep(number(liveness, "periodSeconds"))
             failures = 0 if await self._frame.probe(liveness) else failures + 1
         log.warning("container %s is ended: it has not answered its liveness probe %d times", self.name, failures)
         await process.stop(liveness.get("terminationGracePeriodSeconds", self._frame.grace))
 
     async def _until_success(self, probe: dict[str, Any]) -> None:
         """Probes more often than a kubelet, so that a local run does not wait for whole seconds."""
-        await asyncio.sleep(probe.get("initialDelaySeconds", 0))
-        pause = min(_STARTUP_PERIOD, probe.get("periodSeconds", 10))
+        await asyncio.sleep(number(probe, "initialDelaySeconds"))
+        pause = min(_STARTUP_PERIOD, number(probe, "periodSeconds"))
         while not await self._frame.probe(probe):  # noqa: ASYNC110  another process has no Event to wait for
             await asyncio.sleep(pause)
 

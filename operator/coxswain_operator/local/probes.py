@@ -12,6 +12,14 @@ with block_imports("httpx._main"):  # its command line: rich and pygments would 
     import httpx
 
 
+_DEFAULTS = {"initialDelaySeconds": 0, "periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 3}
+
+
+def number(probe: dict[str, Any], field: str) -> float:
+    """A field of a probe; one that is 0 has its default, as on Kubernetes."""
+    return float(probe.get(field) or _DEFAULTS[field])
+
+
 class Prober:
     """Probes containers. Each probe opens a connection, as that to an ended process may linger."""
 
@@ -22,7 +30,7 @@ class Prober:
     async def ask(self, probe: dict[str, Any], container: dict[str, Any], address: str) -> bool:
         """True for a status in [200, 400) within the probe's timeoutSeconds."""
         try:
-            async with asyncio.timeout(probe.get("timeoutSeconds", 1)):
+            async with asyncio.timeout(number(probe, "timeoutSeconds")):
                 response = await self._http.get(probe_url(probe, container, address))
         except (httpx.HTTPError, TimeoutError, OSError):
             return False

@@ -23,6 +23,7 @@ from coxswain.plan import planners
 from coxswain.planlog import PlacementSegment
 from coxswain.wire import StepLine
 from coxswain_coordinator.planning import committer as committing
+from coxswain_coordinator.planning import solvers as solving
 from coxswain_coordinator.planning.committer import LOOK_AHEAD_SECONDS, patience
 from coxswain_coordinator.planning.late_plans import LatePlans, reason_of
 from coxswain_coordinator.planning.placers import Missing, Placed, in_processes, in_turn, place_step
@@ -145,6 +146,19 @@ def test_a_coordinator_that_stops_does_not_wait_for_a_plan(tmp_path):
     assert gone(int((tmp_path / "hangs").read_text()))
 
 
+def test_plans_that_a_stop_cuts_short_are_no_failures_of_the_balance(tmp_path, monkeypatch):
+    """Else the fall-back would place their steps, and the next coordinator read that from the log."""
+    closing, plain = Solvers(slow, 2), solving.wait
+
+    def closes(pipes, seconds):
+        closing.close()
+        return plain(pipes, seconds)
+
+    monkeypatch.setattr(solving, "wait", closes)
+    with pytest.raises(Retryable, match="the coordinator stops"):
+        place(closing, tmp_path, [8], [9])
+
+
 def test_no_planner_outlives_a_coordinator_that_is_killed(tmp_path):
     code = (
         f"from pathlib import Path; from tests.unit import solver_doubles as d; d.coordinate(Path({str(tmp_path)!r}))"
@@ -209,6 +223,35 @@ def test_late_plans_are_at_most_one_event_a_minute_that_counts_the_others():
     assert message == (
         "the evaluation: balance FlexSP failed (ValueError: no solution), so Makespan has placed it; so it was for 3 more"
     )
+
+
+def late(*steps: int) -> list[Missing]:
+    return [Missing(step, "FlexSP", 1, "") for step in steps]
+
+
+@pytest.mark.parametrize("began", [0.0, 59.0, 1e9])
+def test_the_first_late_plan_is_an_event_whatever_the_clock_says(began):
+    assert LatePlans(lambda: began).event(late(0))
+
+
+def test_a_clock_that_is_set_back_holds_back_no_event_of_late_plans():
+    now = [1000.0]
+    plans = LatePlans(lambda: now[0])
+    assert plans.event(late(0))
+    now[0] = 990.0
+    assert plans.event(late(1))
+
+
+def test_each_late_step_is_counted_in_one_event_alone():
+    now = [0.0]
+    plans = LatePlans(lambda: now[0])
+    assert plans.event(late(0, 1, 2))[1].endswith("so it was for 2 more")
+    now[0] = 10.0
+    assert plans.event(late(3, 4)) is None
+    now[0] = 60.0
+    assert plans.event(late(5))[1].endswith("so it was for 2 more")
+    now[0] = 120.0
+    assert "more" not in plans.event(late(6))[1]
 
 
 @pytest.mark.parametrize("fault", ["", "ValueError: no solution"])

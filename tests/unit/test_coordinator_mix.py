@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -268,6 +269,24 @@ def test_the_mix_of_a_rewritten_file_is_returned_once(tmp_path, job_file):
     write(job_file, edited(job, 1, 2))
     assert edits() == edited(job, 1, 2).mix
     assert edits() is None
+
+
+@pytest.mark.parametrize("by", ["another file", "another time", "another size"])
+def test_an_edit_is_seen_where_its_file_differs_from_the_one_before_in_one_way_alone(tmp_path, job_file, by):
+    """A volume may give both files one time, an editor may write in place, and a file system's times may be coarse."""
+    job = make_job(tmp_path)
+    write(job_file, edited(job, 1, 2))
+    edits, before = MixEdits(job_file, job), job_file.stat()
+    change = edited(job, 1, 22 if by == "another size" else 3)
+    if by == "another file":
+        write(job_file, change)
+    else:
+        job_file.write_bytes(msgspec.json.encode(change))
+    os.utime(job_file, ns=(before.st_atime_ns, before.st_mtime_ns + (by == "another time")))
+    after = job_file.stat()
+    differs = (after.st_ino != before.st_ino, after.st_mtime_ns != before.st_mtime_ns, after.st_size != before.st_size)
+    assert differs == (by == "another file", by == "another time", by == "another size")
+    assert edits() == change.mix
 
 
 @pytest.mark.parametrize("change", ["torn", "gone", "seed", "batch"])

@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig, ParallelConfig
+from coxswain.cost.constants import load_hardware
 from coxswain.errors import Refused, Retryable
 from coxswain.layout import Device, uniform_layout
 from coxswain.names import EVENT_REASONS
@@ -23,6 +25,7 @@ from coxswain.plan import planners
 from coxswain.planlog import PlacementSegment
 from coxswain.wire import StepLine
 from coxswain_coordinator.planning import committer as committing
+from coxswain_coordinator.planning import placers as placing
 from coxswain_coordinator.planning import solvers as solving
 from coxswain_coordinator.planning.committer import LOOK_AHEAD_SECONDS, patience
 from coxswain_coordinator.planning.late_plans import LatePlans, reason_of
@@ -196,6 +199,42 @@ def test_the_fall_back_places_what_is_late_or_fails_and_the_placement_says_so(tm
     assert found.placements[2] == place_step([12], LAYOUT, expected)
     assert [(m.step, m.balance, m.fault) for m in found.missing] == [(1, "Slow", "why"), (2, "Slow", "")]
     assert seconds == [2.5]
+
+
+def test_the_fall_back_plans_for_the_speeds_that_the_balance_was_asked_with(tmp_path):
+    job, speeds, asked = slow_job(tmp_path), (1.0, 0.5), []
+
+    def refuses(lengths, layout, job, speeds):
+        asked.append((job.parallelism.balance, speeds))
+        if job.parallelism.balance == "Slow":
+            raise Refused("CapacityLost", "too long")
+        return place_step(lengths, layout, job, speeds)
+
+    in_turn(refuses, LAYOUT, job)({0: [40]}, lambda: False, speeds)
+    in_processes(Answers({}), refuses, LAYOUT, job, lambda _: None)({0: [40]}, lambda: True, speeds)
+    assert asked == [("Slow", speeds), ("Makespan", speeds), ("Makespan", speeds)]
+
+
+def test_what_is_wrong_with_the_job_is_not_left_to_the_fall_back(tmp_path):
+    def refuses(*_):
+        raise Refused("BadHardware", "no such device")
+
+    with pytest.raises(Refused, match="no such device"):
+        in_turn(refuses, LAYOUT, make_job(tmp_path))({0: [40]}, lambda: False, ())
+
+
+def test_a_late_plan_says_for_how_many_seconds_it_was_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(placing, "time", SimpleNamespace(monotonic=iter([10.0, 12.5]).__next__))
+    placer = in_processes(Answers({}), slow, LAYOUT, slow_job(tmp_path), lambda _: None)
+    assert [m.seconds for m in placer({0: [10], 1: [11]}, lambda: True, ()).missing] == [2.5, 2.5]
+
+
+def test_a_job_with_a_profile_is_planned_by_it_whatever_its_policy_names(tmp_path):
+    job = make_job(tmp_path)
+    named = replace(job, parallelism=replace(job.parallelism, hardware="h100-80g"))
+    by_profile = place_step([200, 100], LAYOUT, job, hardware=load_hardware("h100-80g"))
+    assert by_profile == place_step([200, 100], LAYOUT, named)
+    assert by_profile.makespan_seconds != place_step([200, 100], LAYOUT, job).makespan_seconds
 
 
 @pytest.mark.parametrize(

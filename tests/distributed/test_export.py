@@ -242,6 +242,16 @@ def test_a_damaged_file_beside_a_tokenizer_is_refused_by_its_name(tmp_path: Path
         write_tokenizer(tmp_path, given, 128)
 
 
+def test_half_of_a_pair_of_utf_16_beside_a_tokenizer_is_written_as_it_was_read(tmp_path: Path) -> None:
+    """JSON has it as an escape, and UTF-8 not at all."""
+    given = file_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text('{"pad_token": "\\ud83d", "unk_token": "帆"}')
+    write_tokenizer(tmp_path, given, 128)
+    written = (tmp_path / "tokenizer_config.json").read_bytes()
+    assert "帆".encode() in written
+    assert json.loads(written) | {"pad_token": "\ud83d", "unk_token": "帆"} == json.loads(written)
+
+
 def test_a_tokenizer_may_be_given_instead_of_the_jobs_or_left_out(tmp_path: Path) -> None:
     gone = TokenizerConfig(kind="file", uri=(tmp_path / "gone" / "tokenizer.json").as_uri())
     store = checkpoint(tmp_path / "run", drawn(MODEL), MODEL, tokenizer=gone)

@@ -87,6 +87,12 @@ def test_several_steps_are_placed_at_once(tmp_path):
     assert sorted(found) == [0, 1]
 
 
+@pytest.mark.parametrize(("cores", "asked", "processes"), [(1, 0, 1), (3, 0, 3), (64, 0, 8), (64, 2, 2)])
+def test_there_are_as_many_processes_as_cores_and_steps_of_a_segment(monkeypatch, cores, asked, processes):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert Solvers(slow, asked)._most == processes
+
+
 def test_plans_that_are_late_are_left_out_and_what_computed_them_is_killed(solvers, tmp_path):
     found = place(solvers, tmp_path, [HANGS], [8], is_late=(tmp_path / "hangs").exists)
     assert 0 not in found

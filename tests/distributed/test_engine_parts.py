@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from coxswain.boxes import Box, full_box, zero_shard
+from coxswain.config import CustomModel
 from coxswain.errors import Refused
 from coxswain.layout import Device, uniform_layout
 from coxswain.models import parameter_specs
@@ -196,10 +197,30 @@ def test_only_a_vocabulary_may_lack_rows_and_only_those_of_no_id(
         load_pretrained(f"file://{tmp_path}", {full_box(name, shape): torch.zeros(shape)}, {name: shape}, ids=ids)
 
 
+FIELD = r" \(set model\.config\.vocabulary to 36\)"
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "hint"),
+    [
+        (EMBEDDING, 30, FIELD),
+        (HEAD, 36, FIELD),
+        (HEAD, 37, r" \(the tokenizer has 37 ids: give the tokenizer of these weights, or add rows to them\)"),
+        ("model.layers.0.self_attn.k_proj.weight", 30, ""),
+    ],
+)
+def test_a_table_of_the_vocabulary_with_other_rows_hints_at_its_field_if_it_has_the_ids(
+    tmp_path: Path, name: str, ids: int, hint: str
+) -> None:
+    safetensors.torch.save_file({name: torch.ones(36, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(Refused, match=rf"has shape \[36, 2\], this model needs \[100, 2\]{hint}; change"):
+        load_pretrained(f"file://{tmp_path}", {}, {name: (100, 2)}, ids=ids)
+
+
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_vocabulary_that_lacks_rows_has_the_models_width(tmp_path: Path, width: int) -> None:
     safetensors.torch.save_file({EMBEDDING: torch.ones(99, width)}, tmp_path / "model.safetensors")
-    with pytest.raises(Refused, match=rf"{EMBEDDING} has shape \[99, {width}\], this model needs \[100, 2\]"):
+    with pytest.raises(Refused, match=rf"{EMBEDDING} has shape \[99, {width}\], this model needs \[100, 2\]; change"):
         room = {full_box(EMBEDDING, (100, 2)): torch.zeros(100, 2)}
         load_pretrained(f"file://{tmp_path}", room, {EMBEDDING: (100, 2)}, ids=99)
 
@@ -282,6 +303,30 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, name: str)
     with pytest.raises(Refused, match=r"w (is missing|has shape \[40, 9\]), this model needs \[40, 8\]") as refused:
         load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): torch.zeros(SHAPE)}, {"w": SHAPE})
     assert refused.value.reason == "ForeignWeights"
+
+
+def test_a_model_of_ones_own_is_compared_by_its_tensors_alone(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma"}')
+    model, room = replace(training.MODEL, custom=CustomModel(path="own:Model")), torch.zeros(SHAPE)
+    load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): room}, {"w": SHAPE}, model=model)
+    assert room.eq(1.0).all()
+    with pytest.raises(Refused, match=r"v is missing, this model needs \[40, 8\]; change model\.config"):
+        load_pretrained(f"file://{tmp_path}", {}, {"w": SHAPE, "v": SHAPE}, model=model)
+
+
+@pytest.mark.parametrize(("unknown", "says"), [("abc", "no a, b, c;"), ("abcde", "no a, b, c and 2 more;")])
+def test_of_weights_that_a_model_lacks_three_are_named(tmp_path: Path, unknown: str, says: str) -> None:
+    names = dict.fromkeys(("w", *unknown), SHAPE)
+    safetensors.torch.save_file({name: torch.ones(SHAPE) for name in names}, tmp_path / "model.safetensors")
+    with pytest.raises(Refused, match=f"this model has {says} change"):
+        load_pretrained(f"file://{tmp_path}", {}, {"w": SHAPE})
+
+
+def test_a_head_beside_no_embedding_is_a_weight_that_the_model_lacks(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"w": torch.ones(SHAPE), HEAD: torch.ones(SHAPE)}, tmp_path / "model.safetensors")
+    with pytest.raises(Refused, match=rf"this model has no {HEAD}"):
+        load_pretrained(f"file://{tmp_path}", {}, {"w": SHAPE})
 
 
 def test_weights_that_are_replaced_while_they_are_read_are_refused(

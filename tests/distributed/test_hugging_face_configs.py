@@ -92,6 +92,12 @@ def test_a_window_counts_unless_its_family_leaves_it_off(fields, changes, has_on
     assert list(differences(to_config(model, 64, 128) | changes, model)) == ([says] if has_one else [])
 
 
+@pytest.mark.parametrize("heads", [None, 0])
+def test_a_config_without_heads_is_refused_for_that(heads):
+    found = to_config(MODEL, 64, 128) | {"num_attention_heads": heads, "head_dim": None}
+    assert f"num_attention_heads is {heads}, this job's model.config.heads is 4" in differences(found, MODEL)
+
+
 PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
 LOW = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 0.5}
 SCALED = {"rope_theta": 5e5, "rope_scaling": {**LOW, "high_freq_factor": 2.5}}

@@ -22,13 +22,13 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from coxswain.boxes import Box, full_box, zero_shard
-from coxswain.config import CustomModel
+from coxswain.config import CustomModel, EndpointConfig
 from coxswain.errors import Refused
 from coxswain.layout import Device, uniform_layout
 from coxswain.models import parameter_specs
 from coxswain.presets import PRESETS
 from coxswain_link.cgroup import CoreShare
-from coxswain_link.store import Store, open_store
+from coxswain_link.store import BucketNotFound, NotFound, Store, open_store
 from coxswain_train.checkpoint import foreign_files
 from coxswain_train.checkpoint.export import export
 from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD, load_pretrained
@@ -295,6 +295,43 @@ def test_a_folders_subfolders_are_not_read_for_weights(tmp_path: Path) -> None:
     room = torch.zeros(SHAPE)
     load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): room}, {"w": SHAPE})
     assert room.eq(1.0).all()
+
+
+def test_a_folder_may_have_a_name_like_that_of_a_file_of_weights(tmp_path: Path) -> None:
+    folder, room = tmp_path / "model.safetensors.d", torch.zeros(SHAPE)
+    folder.mkdir()
+    safetensors.torch.save_file({"w": torch.ones(SHAPE)}, folder / "model.safetensors")
+    load_pretrained(f"file://{folder}", {full_box("w", SHAPE): room}, {"w": SHAPE})
+    assert room.eq(1.0).all()
+
+
+def test_weights_are_read_with_the_endpoint_and_the_secrets_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = list[tuple[object, ...]]()
+
+    def opens(uri: str, endpoint: EndpointConfig, secrets: Path | None) -> Store:
+        opened.append((uri, endpoint, secrets))
+        return open_store(f"file://{tmp_path}")
+
+    safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(foreign_files, "open_store", opens)
+    given = EndpointConfig(url="https://minio:9000")
+    load_pretrained("s3://b/w", {}, {"w": SHAPE}, tmp_path, given)
+    load_pretrained("s3://b/w/model.safetensors", {}, {"w": SHAPE})
+    assert opened == [("s3://b/w", given, tmp_path), ("s3://b/w", EndpointConfig(), None)]
+
+
+@pytest.mark.parametrize("error", [NotFound, BucketNotFound])
+def test_weights_in_a_folder_or_a_bucket_that_does_not_exist_are_the_users_fault(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def opens(*_: object) -> Store:
+        raise error("b")
+
+    monkeypatch.setattr(foreign_files, "open_store", opens)
+    with pytest.raises(Refused, match=r"model\.initFrom 's3://b/w': does not exist"):
+        load_pretrained("s3://b/w", {}, {"w": SHAPE})
 
 
 @pytest.mark.parametrize("name", ["w", "another"])

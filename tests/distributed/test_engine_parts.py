@@ -385,6 +385,12 @@ def test_weights_that_are_replaced_while_they_are_read_are_refused(
         load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): torch.zeros(SHAPE)}, {"w": SHAPE})
 
 
+SHORT = (
+    '{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [0, 1276]},'
+    ' "b": {"dtype": "F32", "shape": [1], "data_offsets": [1276, 1280]}}'
+)
+
+
 @pytest.mark.parametrize(
     "table",
     ['{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [0.5, 1280.5]}}',
@@ -392,8 +398,7 @@ def test_weights_that_are_replaced_while_they_are_read_are_refused(
      '{"w": {"dtype": "F32", "shape": [-40, -8], "data_offsets": [0, 1280]}}',
      '{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [-1280, 0]}}',
      '{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [0, 1280, 2560]}}',
-     '{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [0, 1276]},'
-     ' "b": {"dtype": "F32", "shape": [1], "data_offsets": [1276, 1280]}}',
+     SHORT,
      '{"w": {"dtype": ["F32"], "shape": [40, 8], "data_offsets": [0, 1280]}}', '{"w": 1}', "[]"],
 )  # fmt: skip
 def test_a_table_of_others_with_numbers_that_cannot_be_is_refused_before_a_row_is_read(

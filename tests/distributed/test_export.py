@@ -28,7 +28,7 @@ from coxswain_train.checkpoint import save_load
 from coxswain_train.checkpoint.export import Options, export, main
 from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD
 from coxswain_train.checkpoint.safetensors_out import OutputFile, divided, writing
-from coxswain_train.checkpoint.tokenizer_out import BYTES_EOS, write_tokenizer
+from coxswain_train.checkpoint.tokenizer_out import BYTES_EOS, bytes_tokenizer, write_tokenizer
 from coxswain_train.parallel.state import KINDS
 from tests.distributed import training
 from tests.distributed.test_hugging_face import MODEL, TOKENS, our_logits, ours, their_logits
@@ -152,6 +152,14 @@ def test_the_tokenizer_of_an_export_has_the_ids_of_the_jobs(tmp_path: Path, kind
     assert more.shape[1] <= len(ids) + 4
 
 
+def test_the_tokenizer_of_bytes_gives_every_byte_its_number() -> None:
+    text = "".join(map(chr, [*range(0x800), *range(0x800, 0xD800, 61), *range(0xE000, 0x110000, 4093)]))
+    assert set(text.encode()) == {*range(0xF5)} - {0xC0, 0xC1}, "no other byte is in UTF-8"
+    found = tokenizers.Tokenizer.from_str(json.dumps(bytes_tokenizer()))
+    assert found.encode(text).ids == list(text.encode())
+    assert found.decode(list(text.encode())) == text
+
+
 BOS_TEMPLATE = {
     "type": "TemplateProcessing",
     "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -222,6 +230,15 @@ def test_the_end_of_a_text_in_a_unigram_tokenizer_is_found_by_its_place(
     (tmp_path / "out").mkdir()
     given = TokenizerConfig(kind="file", uri=(tmp_path / "tokenizer.json").as_uri(), eos=eos)
     assert write_tokenizer(tmp_path / "out", given, 128) == token
+
+
+def test_the_end_of_a_text_may_be_a_word_of_the_vocabulary_alone(tmp_path: Path) -> None:
+    """Or a token that was added: its own number counts then."""
+    content = {"model": {"type": "WordLevel", "vocab": {"ab": 0, "</s>": 7}}}
+    given = TokenizerConfig(kind="file", uri=(tmp_path / "in.json").as_uri())
+    for added, token in ([], 7), ([{"content": "</s>", "id": 9}], 9):
+        (tmp_path / "in.json").write_text(json.dumps(content | {"added_tokens": added}))
+        assert write_tokenizer(tmp_path, given, 128) == token
 
 
 def test_a_tokenizer_without_an_end_of_a_text_is_exported_without_one(tmp_path: Path) -> None:

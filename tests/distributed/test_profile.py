@@ -163,6 +163,31 @@ def test_an_exchange_is_of_so_many_bytes_to_the_next_rank_and_from_the_one_befor
     assert run_threads(3, exchanged) == [[((r + 1) % 3, 100, (r - 1) % 3, 100)] * 2 for r in range(3)]
 
 
+@pytest.mark.parametrize(
+    ("device", "events"),
+    [("cpu", ["meet", "call", "call", "meet"]), ("cuda", ["meet", "settle", "call", "call", "settle", "meet"])],
+)
+def test_ranks_meet_before_what_is_timed_and_an_accelerator_has_done_all_of_it(
+    device: str, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls return before their kernels have run."""
+
+    def timed(world: ThreadWorld) -> list[str]:
+        found, machine, meet = list[str](), machine_of(world), world.scalars
+
+        def meeting(values: list[float]) -> list[list[float]]:
+            found.append("meet")
+            return meet(values)
+
+        monkeypatch.setattr("torch.cuda.synchronize", lambda _: found.append("settle"))
+        world.scalars = meeting  # type: ignore[method-assign, assignment]
+        machine._device = torch.device(device)
+        machine._seconds(lambda: found.append("call"), 2)
+        return found
+
+    assert run_threads(1, timed) == [events]
+
+
 def test_the_parameters_that_are_profiled_are_those_of_the_whole_model() -> None:
     specs = parameter_specs(MODEL, MODEL.vocabulary)
     assert run_threads(1, lambda world: machine_of(world).parameters) == [sum(prod(spec.shape) for spec in specs)]

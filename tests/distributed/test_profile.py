@@ -100,7 +100,7 @@ def stepped(world: ThreadWorld) -> list[StepInput]:
 
 def test_each_rank_computes_its_own_part_of_a_step_and_divides_by_the_labels_of_all() -> None:
     for works in run_threads(2, stepped):
-        assert [work.step for work in works] == [0, 1]
+        assert [(work.step, work.plan) for work in works] == [(0, 0), (1, 1)]
         for work in works:
             assert (work.valid, work.labels) == (3 + 4 + 8, 2 * (3 + 4) + 16)
             slices = [s for part in work.parts.values() for s in part.slices]

@@ -8,17 +8,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from coxswain.config import BatchConfig, ParallelConfig
+from coxswain.config import BatchConfig, ModelConfig, ParallelConfig
 from coxswain.cost import load_constants
 from coxswain.cost.constants import MODELS, device_memory
-from coxswain.cost.memory import Workload
+from coxswain.cost.memory import RESERVED, Workload
 from coxswain.flops import loss_layers
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.strategy.costs import after_tasks, kind_cost, stage_constants
 from coxswain.plan.strategy.judge import _kind_ends, step_seconds, trial_of
-from coxswain.plan.strategy.kinds import memory_refusals, most
+from coxswain.plan.strategy.kinds import balanced, by_tensor, fits, kinds_of, memory_refusals, most
 from coxswain.plan.strategy.machine import asked, machine_of
-from coxswain.plan.strategy.values import Kind, Machine
+from coxswain.plan.strategy.values import Alternative, Kind, Machine, Strategy, described
 
 WHOLE, BATCH = Kind(1, (32,)), BatchConfig(tokens_per_step=2**16, max_sequence_tokens=8192)
 
@@ -164,3 +164,49 @@ def test_whatever_changes_a_choice_asks_for_another_one() -> None:
     assert len(set(hashes)) == len(others) + 3
     named = replace(plain, model=msgspec.structs.replace(plain.model, preset="llama-7b", init_from="s3://x"))
     assert asked(named, BATCH, "Makespan") == hashes[0]
+
+
+def test_kinds_reach_from_one_device_to_all_of_them_and_to_a_stage_of_each_layer() -> None:
+    shallow = machine((2, 2), model=msgspec.structs.replace(MODELS["llama-7b"], layers=4))
+    assert {(kind.tensor, len(kind.layers)) for kind in kinds_of(shallow)[0]} == {
+        (1, 1),
+        (1, 2),
+        (1, 4),
+        (2, 1),
+        (2, 2),
+    }
+    assert {len(kind.layers) for kind in kinds_of(machine((16,)))[0] if kind.tensor == 1} == {1, 2, 4, 8, 16}
+    assert {len(kind.layers) for kind in kinds_of(machine((15,)))[0] if kind.tensor == 1} == {1, 2, 4, 8}
+
+
+def test_each_stage_has_a_layer_though_the_head_takes_longer_than_all_layers() -> None:
+    wide = ModelConfig(layers=4, hidden=32, heads=2, kv_heads=2, feed_forward=64, vocabulary=2**17)
+    assert loss_layers(wide) > 4
+    assert (balanced(wide, 2), balanced(wide, 4)) == ((3, 1), (1, 1, 1, 1))
+
+
+def test_a_device_may_be_full_to_the_last_byte_beside_what_is_kept_free() -> None:
+    plain = machine(memory=10 * 2**30)
+    assert fits(plain, plain.memory - RESERVED)
+    assert not fits(plain, plain.memory - RESERVED + 1)
+    assert fits(machine(memory=0), 2**60)
+
+
+def test_replicas_of_a_layout_are_in_the_order_in_which_it_finds_room_for_them() -> None:
+    deep, shallow, wide = Kind(1, (17, 15)), Kind(1, (32,)), Kind(4, (32,))
+    assert by_tensor({shallow: 2, deep: 1, wide: 1}) == ((wide, 1), (deep, 1), (shallow, 2))
+    assert by_tensor({shallow: 2, wide: 0}) == ((shallow, 2),)
+
+
+def test_a_choice_is_described_with_the_next_three_and_the_kinds_whose_tasks_are_smaller() -> None:
+    def found(name: str, seconds: float, *tokens: int) -> Alternative:
+        return Alternative(name, tuple(WHOLE.shape(2, each) for each in tokens), seconds)
+
+    others = tuple(found(f"{n} x tp1pp1", n / 2, 0) for n in range(3, 7))
+    strategy = Strategy(found("2 x tp1pp1", 1.25, 4096, 0), others, steps=4)
+    assert described(strategy) == (
+        "2 x tp1pp1: 1.25 s a step predicted, by 4 placed steps, tp1pp1 with 4096 tokens a task; beside "
+        "3 x tp1pp1 1.5 s, 4 x tp1pp1 2 s, 5 x tp1pp1 2.5 s"
+    )
+    alone = msgspec.structs.replace(strategy, alternatives=())
+    assert described(alone).endswith("4096 tokens a task")

@@ -288,6 +288,14 @@ def test_a_rank_of_70_billion_parameters_reads_its_own_rows_and_holds_one_piece_
     assert not any(bool(values.any()) for values in state.values())
 
 
+def test_a_file_without_a_tensor_beside_the_weights_is_no_damaged_one(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "a.safetensors")
+    safetensors.torch.save_file({}, tmp_path / "b.safetensors")
+    room = torch.zeros(SHAPE)
+    load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): room}, {"w": SHAPE})
+    assert room.eq(1.0).all()
+
+
 def test_a_folders_subfolders_are_not_read_for_weights(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "model.safetensors")

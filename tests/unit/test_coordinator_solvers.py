@@ -222,11 +222,13 @@ def test_the_fall_back_plans_for_the_speeds_that_the_balance_was_asked_with(tmp_
 
 
 def test_what_is_wrong_with_the_job_is_not_left_to_the_fall_back(tmp_path):
-    def refuses(*_):
-        raise Refused("BadHardware", "no such device")
+    def refuses(lengths, layout, job, speeds):
+        if job.parallelism.balance == "Slow":
+            raise Refused("BadHardware", "no such device")
+        return place_step(lengths, layout, job, speeds)
 
     with pytest.raises(Refused, match="no such device"):
-        in_turn(refuses, LAYOUT, make_job(tmp_path))({0: [40]}, lambda: False, ())
+        in_turn(refuses, LAYOUT, slow_job(tmp_path))({0: [40]}, lambda: False, ())
 
 
 def test_a_late_plan_says_for_how_many_seconds_it_was_waited_for(tmp_path, monkeypatch):

@@ -85,6 +85,7 @@ def test_a_trainer_finds_each_of_its_sequences_by_its_place_and_gets_only_its_ow
         assert part.sequence(place) == (*SEQUENCES, *HELD_OUT)[place]
         assert part.trains(place) == (place < 3)
     assert part.evaluation is not None
+    assert part.operations == part.evaluation.operations == (), "a constructor runs none"
     assert len(part.sequences) + len(part.evaluation.sequences) == len({s.sequence for s in slices})
 
 

@@ -183,6 +183,15 @@ def test_an_edit_whose_record_another_one_takes_meanwhile_is_recorded_behind_it(
     assert (late.latest.number, late.latest.weights) == (2, {"code": 3, "docs": 4})
 
 
+def test_a_new_coordinator_compares_the_mix_with_the_newest_record_and_not_with_the_first(tmp_path):
+    job, log = make_job(tmp_path), PlanLog(open_store(make_job(tmp_path).checkpoint.uri, create=True))
+    before, after = job.mix, edited(job, 1, 2).mix
+    first, same, back = (MixHistory(log) for _ in range(3))
+    assert (first.offer(before), bool(first.offer(after))) == ("", True)
+    assert (same.offer(after), same.latest.number) == ("", 1)
+    assert (bool(back.offer(before)), back.latest.number) == (True, 2)
+
+
 def test_a_log_without_records_goes_on_with_the_phases_of_its_segments(tmp_path):
     run = Run(tmp_path)
     phased = edited(run.job, 700, 300, (PhaseConfig(from_step=4, weights={"docs": 1}),))

@@ -214,6 +214,10 @@ def test_a_log_without_records_goes_on_with_the_phases_of_its_segments(tmp_path)
     assert run.committer.mixes.latest == MixRecord(
         0, {"code": 700, "docs": 300}, {"code": 0, "docs": 0}, phased.mix.phases
     )
+    store.delete(mix_key(0))
+    history = MixHistory(run.committer.log)
+    assert history.offer(replace(phased.mix, phases=())), "the phase is gone"
+    assert [history.record(number).phases for number in range(2)] == [phased.mix.phases, ()]
 
 
 def rewrite(run: Run, segment: MembershipSegment) -> None:

@@ -13,6 +13,7 @@ from coxswain.cost import load_constants
 from coxswain.cost.constants import MODELS, device_memory
 from coxswain.cost.memory import RESERVED, Workload
 from coxswain.flops import loss_layers
+from coxswain.layout import Device
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.strategy.costs import after_tasks, kind_cost, stage_constants
 from coxswain.plan.strategy.judge import _kind_ends, step_seconds, trial_of
@@ -177,6 +178,19 @@ def test_kinds_reach_from_one_device_to_all_of_them_and_to_a_stage_of_each_layer
     }
     assert {len(kind.layers) for kind in kinds_of(machine((16,)))[0] if kind.tensor == 1} == {1, 2, 4, 8, 16}
     assert {len(kind.layers) for kind in kinds_of(machine((15,)))[0] if kind.tensor == 1} == {1, 2, 4, 8}
+
+
+def test_a_node_is_as_large_as_the_largest_trainer_and_a_replica_has_devices_of_its_own() -> None:
+    assert {kind.tensor for kind in kinds_of(machine((2, 4, 2)))[0]} == {1, 2, 4}
+    devices = [device for stage in Kind(2, (17, 15)).replica().stages for device in stage.devices]
+    assert devices == [Device(0, n) for n in range(4)]
+
+
+def test_a_job_is_chosen_for_with_its_own_limits() -> None:
+    policy = ParallelConfig(max_degree=3, recompute="Full", attention="Ulysses", hardware="a100-80g")
+    found = machine_of(MODELS["llama-7b"], policy, BATCH, (8, 8), whole_matrices=True, copies=True)
+    assert (found.trainers, found.max_degree, found.recompute, found.attention) == ((8, 8), 3, ("Full",), "Ulysses")
+    assert (found.longest, found.whole_matrices, found.copies) == (8192, True, True)
 
 
 def test_each_stage_has_a_layer_though_the_head_takes_longer_than_all_layers() -> None:

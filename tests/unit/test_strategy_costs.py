@@ -17,7 +17,7 @@ from coxswain.layout import Device
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.strategy.costs import after_tasks, kind_cost, stage_constants
 from coxswain.plan.strategy.judge import _kind_ends, step_seconds, trial_of
-from coxswain.plan.strategy.kinds import balanced, by_tensor, fits, kinds_of, memory_refusals, most
+from coxswain.plan.strategy.kinds import balanced, by_tensor, fits, fullest, kinds_of, memory_refusals, most, peak_bytes
 from coxswain.plan.strategy.machine import asked, machine_of
 from coxswain.plan.strategy.values import Alternative, Kind, Machine, Strategy, described
 
@@ -191,6 +191,34 @@ def test_a_job_is_chosen_for_with_its_own_limits() -> None:
     found = machine_of(MODELS["llama-7b"], policy, BATCH, (8, 8), whole_matrices=True, copies=True)
     assert (found.trainers, found.max_degree, found.recompute, found.attention) == ((8, 8), 3, ("Full",), "Ulysses")
     assert (found.longest, found.whole_matrices, found.copies) == (8192, True, True)
+
+
+def test_no_kind_is_proposed_of_which_the_trainers_make_no_replica() -> None:
+    uneven = machine((4, 2, 2))  # one tensor group of four: no pipeline of two
+    assert {len(kind.layers) for kind in kinds_of(uneven)[0] if kind.tensor == 4} == {1}
+
+
+@pytest.mark.parametrize("layers", range(1, 13))
+def test_the_last_stage_has_no_more_layers_than_another_and_the_others_share_evenly(layers: int) -> None:
+    plain = ModelConfig(layers=layers, hidden=512, heads=2, kv_heads=2, feed_forward=2048, vocabulary=64)
+    for stages in range(2, layers + 1):
+        *others, last = balanced(plain, stages)
+        assert (len(others) + 1, sum(others) + last) == (stages, layers)
+        assert 1 <= last <= min(others) <= max(others) <= min(others) + 1
+
+
+def test_a_refusal_for_memory_names_all_that_a_device_needs_and_has() -> None:
+    few = machine((2,), memory=60 * 2**30 + 2**29)
+    need = (peak_bytes(few, WHOLE, 2, "Full") + RESERVED) / 2**30
+    assert memory_refusals(few, [WHOLE], "Full")[WHOLE].why == (
+        f"a device needs {need:.1f} GiB with recompute Full, it has 60.5 GiB"
+    )
+
+
+def test_all_replicas_of_a_layout_own_parts_of_the_optimizers_state() -> None:
+    wide, mixed = Kind(4, (32,)), machine((4, 4))
+    each = [peak_bytes(mixed, kind, 5, "None") for kind in (wide, WHOLE)]
+    assert fullest(mixed, ((wide, 1), (WHOLE, 4)), "None") == max(each)
 
 
 def test_each_stage_has_a_layer_though_the_head_takes_longer_than_all_layers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import msgspec
 import numpy as np
@@ -14,8 +15,9 @@ from coxswain.cost.constants import MODELS, device_memory
 from coxswain.cost.memory import RESERVED, Workload
 from coxswain.flops import loss_layers
 from coxswain.layout import Device
+from coxswain.models import parameter_specs
 from coxswain.plan.problem import Draft, make_problem
-from coxswain.plan.strategy.costs import after_tasks, kind_cost, stage_constants
+from coxswain.plan.strategy.costs import after_tasks, exchange_of, kind_cost, stage_constants
 from coxswain.plan.strategy.judge import _kind_ends, step_seconds, trial_of
 from coxswain.plan.strategy.kinds import balanced, by_tensor, fits, fullest, kinds_of, memory_refusals, most, peak_bytes
 from coxswain.plan.strategy.machine import asked, machine_of
@@ -52,6 +54,48 @@ def test_the_sums_of_a_tensor_group_are_a_ring_all_reduce_of_four_activations_a_
     """2 (t - 1) / t of 4 x 32 layers x 4096 x 2 bytes, over 1 kB/s."""
     found = stage_constants(linked(machine(), 1e-6, 1.0), Kind(4, (32,)), "None").linear_us_per_token
     assert found == pytest.approx(1e6 * 1.5 * 4 * 32 * 4096 * 2 / 1e3, rel=1e-3)
+
+
+def test_each_sum_of_a_tensor_group_begins_with_thirty_microseconds() -> None:
+    """Four of each layer in a task, in milliseconds."""
+    plain = machine()
+    for kind, sums in ((WHOLE, 0), (Kind(2, (32,)), 4 * 32), (Kind(8, (32,)), 4 * 32)):
+        found = stage_constants(plain, kind, "None").task_ms
+        assert found == pytest.approx(plain.constants.task_ms + 0.03 * sums)
+
+
+def test_one_replica_updates_its_elements_at_six_times_the_link_and_exchanges_nothing() -> None:
+    """44 bytes of each, over 6 x 100 GB/s."""
+    alone = linked(machine((1,)), 100.0, 1e-9)
+    elements = sum(prod(spec.shape) for spec in parameter_specs(alone.model, alone.model.vocabulary))
+    assert after_tasks(alone, WHOLE) == pytest.approx(44 * elements / 600e9)
+
+
+def test_a_stage_with_more_layers_sums_more_often() -> None:
+    slow = linked(machine(), 1e-6, 1.0)
+    even, uneven = (stage_constants(slow, Kind(2, each), "None").linear_us_per_token for each in ((16, 16), (24, 8)))
+    assert uneven - even == pytest.approx(1e6 * 4 * (24 - 16) * 4096 * 2 / 1e3, rel=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "replicas"), [(WHOLE, 8), (Kind(4, (32,)), 2), (Kind(8, (17, 15)), 1)])
+def test_heads_are_exchanged_among_the_replicas_of_a_node(kind: Kind, replicas: int) -> None:
+    found = exchange_of(machine(attention="Ulysses"), kind, "None")
+    assert found is not None
+    assert found.node == replicas
+
+
+def test_a_token_passes_to_the_next_stage_and_its_gradient_back() -> None:
+    """Twice 4096 x 2 bytes, over 1 kB/s."""
+    found = stage_constants(linked(machine(), 1e-6, 1.0), Kind(1, (16, 16)), "None").linear_us_per_token
+    assert found == pytest.approx(1e6 * 2 * 4096 * 2 / 1e3, rel=1e-3)
+
+
+@pytest.mark.parametrize("replicas", [2, 8])
+def test_gradients_in_fp32_go_to_their_owners_and_weights_come_back_for_all_but_the_own_part(replicas: int) -> None:
+    """Six bytes of each element, over 1 MB/s."""
+    slow = linked(machine((1,) * replicas), 1e6, 1e-3)
+    elements = sum(prod(spec.shape) for spec in parameter_specs(slow.model, slow.model.vocabulary))
+    assert after_tasks(slow, WHOLE) == pytest.approx(6 * elements * (replicas - 1) / replicas / 1e6, rel=1e-3)
 
 
 @pytest.mark.parametrize(("degree", "part"), [(1, 1.0), (2, 1 / 2), (4, 1 / 2), (8, 1 / 2)])
@@ -213,6 +257,13 @@ def test_a_refusal_for_memory_names_all_that_a_device_needs_and_has() -> None:
     assert memory_refusals(few, [WHOLE], "Full")[WHOLE].why == (
         f"a device needs {need:.1f} GiB with recompute Full, it has 60.5 GiB"
     )
+
+
+def test_a_kind_that_holds_fewer_tokens_than_a_task_may_have_is_refused_for_memory() -> None:
+    roomy = machine((2,), least=4096, memory=0)
+    for tokens, refused in ((4096, []), (3840, [WHOLE])):
+        tight = replace(roomy, memory=peak_bytes(roomy, WHOLE, 2, "None", tokens) + RESERVED)
+        assert list(memory_refusals(tight, [WHOLE], "None")) == refused
 
 
 def test_all_replicas_of_a_layout_own_parts_of_the_optimizers_state() -> None:

@@ -22,12 +22,13 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from coxswain.boxes import Box, full_box, zero_shard
+from coxswain.config import CustomModel, EndpointConfig
 from coxswain.errors import Refused
 from coxswain.layout import Device, uniform_layout
 from coxswain.models import parameter_specs
 from coxswain.presets import PRESETS
 from coxswain_link.cgroup import CoreShare
-from coxswain_link.store import Store, open_store
+from coxswain_link.store import BucketNotFound, NotFound, Store, open_store
 from coxswain_train.checkpoint import foreign_files
 from coxswain_train.checkpoint.export import export
 from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD, load_pretrained
@@ -196,10 +197,30 @@ def test_only_a_vocabulary_may_lack_rows_and_only_those_of_no_id(
         load_pretrained(f"file://{tmp_path}", {full_box(name, shape): torch.zeros(shape)}, {name: shape}, ids=ids)
 
 
+FIELD = r" \(set model\.config\.vocabulary to 36\)"
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "hint"),
+    [
+        (EMBEDDING, 30, FIELD),
+        (HEAD, 36, FIELD),
+        (HEAD, 37, r" \(the tokenizer has 37 ids: give the tokenizer of these weights, or add rows to them\)"),
+        ("model.layers.0.self_attn.k_proj.weight", 30, ""),
+    ],
+)
+def test_a_table_of_the_vocabulary_with_other_rows_hints_at_its_field_if_it_has_the_ids(
+    tmp_path: Path, name: str, ids: int, hint: str
+) -> None:
+    safetensors.torch.save_file({name: torch.ones(36, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(Refused, match=rf"has shape \[36, 2\], this model needs \[100, 2\]{hint}; change"):
+        load_pretrained(f"file://{tmp_path}", {}, {name: (100, 2)}, ids=ids)
+
+
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_vocabulary_that_lacks_rows_has_the_models_width(tmp_path: Path, width: int) -> None:
     safetensors.torch.save_file({EMBEDDING: torch.ones(99, width)}, tmp_path / "model.safetensors")
-    with pytest.raises(Refused, match=rf"{EMBEDDING} has shape \[99, {width}\], this model needs \[100, 2\]"):
+    with pytest.raises(Refused, match=rf"{EMBEDDING} has shape \[99, {width}\], this model needs \[100, 2\]; change"):
         room = {full_box(EMBEDDING, (100, 2)): torch.zeros(100, 2)}
         load_pretrained(f"file://{tmp_path}", room, {EMBEDDING: (100, 2)}, ids=99)
 
@@ -267,6 +288,14 @@ def test_a_rank_of_70_billion_parameters_reads_its_own_rows_and_holds_one_piece_
     assert not any(bool(values.any()) for values in state.values())
 
 
+def test_a_file_without_a_tensor_beside_the_weights_is_no_damaged_one(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "a.safetensors")
+    safetensors.torch.save_file({}, tmp_path / "b.safetensors")
+    room = torch.zeros(SHAPE)
+    load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): room}, {"w": SHAPE})
+    assert room.eq(1.0).all()
+
+
 def test_a_folders_subfolders_are_not_read_for_weights(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "model.safetensors")
@@ -276,12 +305,73 @@ def test_a_folders_subfolders_are_not_read_for_weights(tmp_path: Path) -> None:
     assert room.eq(1.0).all()
 
 
+def test_a_folder_may_have_a_name_like_that_of_a_file_of_weights(tmp_path: Path) -> None:
+    folder, room = tmp_path / "model.safetensors.d", torch.zeros(SHAPE)
+    folder.mkdir()
+    safetensors.torch.save_file({"w": torch.ones(SHAPE)}, folder / "model.safetensors")
+    load_pretrained(f"file://{folder}", {full_box("w", SHAPE): room}, {"w": SHAPE})
+    assert room.eq(1.0).all()
+
+
+def test_weights_are_read_with_the_endpoint_and_the_secrets_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = list[tuple[object, ...]]()
+
+    def opens(uri: str, endpoint: EndpointConfig, secrets: Path | None) -> Store:
+        opened.append((uri, endpoint, secrets))
+        return open_store(f"file://{tmp_path}")
+
+    safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(foreign_files, "open_store", opens)
+    given = EndpointConfig(url="https://minio:9000")
+    load_pretrained("s3://b/w", {}, {"w": SHAPE}, tmp_path, given)
+    load_pretrained("s3://b/w/model.safetensors", {}, {"w": SHAPE})
+    assert opened == [("s3://b/w", given, tmp_path), ("s3://b/w", EndpointConfig(), None)]
+
+
+@pytest.mark.parametrize("error", [NotFound, BucketNotFound])
+def test_weights_in_a_folder_or_a_bucket_that_does_not_exist_are_the_users_fault(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def opens(*_: object) -> Store:
+        raise error("b")
+
+    monkeypatch.setattr(foreign_files, "open_store", opens)
+    with pytest.raises(Refused, match=r"model\.initFrom 's3://b/w': does not exist"):
+        load_pretrained("s3://b/w", {}, {"w": SHAPE})
+
+
 @pytest.mark.parametrize("name", ["w", "another"])
 def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, name: str) -> None:
     safetensors.torch.save_file({name: torch.ones(40, 9)}, tmp_path / "model.safetensors")
     with pytest.raises(Refused, match=r"w (is missing|has shape \[40, 9\]), this model needs \[40, 8\]") as refused:
         load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): torch.zeros(SHAPE)}, {"w": SHAPE})
     assert refused.value.reason == "ForeignWeights"
+
+
+def test_a_model_of_ones_own_is_compared_by_its_tensors_alone(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma"}')
+    model, room = replace(training.MODEL, custom=CustomModel(path="own:Model")), torch.zeros(SHAPE)
+    load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): room}, {"w": SHAPE}, model=model)
+    assert room.eq(1.0).all()
+    with pytest.raises(Refused, match=r"v is missing, this model needs \[40, 8\]; change model\.config"):
+        load_pretrained(f"file://{tmp_path}", {}, {"w": SHAPE, "v": SHAPE}, model=model)
+
+
+@pytest.mark.parametrize(("unknown", "says"), [("abc", "no a, b, c;"), ("abcde", "no a, b, c and 2 more;")])
+def test_of_weights_that_a_model_lacks_three_are_named(tmp_path: Path, unknown: str, says: str) -> None:
+    names = dict.fromkeys(("w", *unknown), SHAPE)
+    safetensors.torch.save_file({name: torch.ones(SHAPE) for name in names}, tmp_path / "model.safetensors")
+    with pytest.raises(Refused, match=f"this model has {says} change"):
+        load_pretrained(f"file://{tmp_path}", {}, {"w": SHAPE})
+
+
+def test_a_head_beside_no_embedding_is_a_weight_that_the_model_lacks(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"w": torch.ones(SHAPE), HEAD: torch.ones(SHAPE)}, tmp_path / "model.safetensors")
+    with pytest.raises(Refused, match=rf"this model has no {HEAD}"):
+        load_pretrained(f"file://{tmp_path}", {}, {"w": SHAPE})
 
 
 def test_weights_that_are_replaced_while_they_are_read_are_refused(
@@ -303,6 +393,12 @@ def test_weights_that_are_replaced_while_they_are_read_are_refused(
         load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): torch.zeros(SHAPE)}, {"w": SHAPE})
 
 
+SHORT = (
+    '{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [0, 1276]},'
+    ' "b": {"dtype": "F32", "shape": [1], "data_offsets": [1276, 1280]}}'
+)
+
+
 @pytest.mark.parametrize(
     "table",
     ['{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [0.5, 1280.5]}}',
@@ -310,6 +406,7 @@ def test_weights_that_are_replaced_while_they_are_read_are_refused(
      '{"w": {"dtype": "F32", "shape": [-40, -8], "data_offsets": [0, 1280]}}',
      '{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [-1280, 0]}}',
      '{"w": {"dtype": "F32", "shape": [40, 8], "data_offsets": [0, 1280, 2560]}}',
+     SHORT,
      '{"w": {"dtype": ["F32"], "shape": [40, 8], "data_offsets": [0, 1280]}}', '{"w": 1}', "[]"],
 )  # fmt: skip
 def test_a_table_of_others_with_numbers_that_cannot_be_is_refused_before_a_row_is_read(

@@ -27,8 +27,8 @@ from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.checkpoint.export import Options, export, main
 from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD
-from coxswain_train.checkpoint.safetensors_out import divided
-from coxswain_train.checkpoint.tokenizer_out import BYTES_EOS, write_tokenizer
+from coxswain_train.checkpoint.safetensors_out import OutputFile, divided, writing
+from coxswain_train.checkpoint.tokenizer_out import BYTES_EOS, bytes_tokenizer, write_tokenizer
 from coxswain_train.parallel.state import KINDS
 from tests.distributed import training
 from tests.distributed.test_hugging_face import MODEL, TOKENS, our_logits, ours, their_logits
@@ -152,6 +152,14 @@ def test_the_tokenizer_of_an_export_has_the_ids_of_the_jobs(tmp_path: Path, kind
     assert more.shape[1] <= len(ids) + 4
 
 
+def test_the_tokenizer_of_bytes_gives_every_byte_its_number() -> None:
+    text = "".join(map(chr, [*range(0x800), *range(0x800, 0xD800, 61), *range(0xE000, 0x110000, 4093)]))
+    assert set(text.encode()) == {*range(0xF5)} - {0xC0, 0xC1}, "no other byte is in UTF-8"
+    found = tokenizers.Tokenizer.from_str(json.dumps(bytes_tokenizer()))
+    assert found.encode(text).ids == list(text.encode())
+    assert found.decode(list(text.encode())) == text
+
+
 BOS_TEMPLATE = {
     "type": "TemplateProcessing",
     "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -204,6 +212,15 @@ def test_every_file_of_weights_takes_as_many_as_the_first() -> None:
     assert [list(file.shapes) for file in found] == [["a", "b"], ["c", "d"], ["e"]]
 
 
+def test_a_file_of_weights_says_that_its_tensors_are_torchs(tmp_path: Path) -> None:
+    """Releases of transformers before 5 read no other."""
+    with writing(tmp_path, [OutputFile("w.safetensors", {"a": (2, 3)})], torch.float32) as writer:
+        writer.put(full_box("a", (2, 3)), torch.ones(2, 3))
+    with safetensors.safe_open(tmp_path / "w.safetensors", "pt") as found:
+        assert found.metadata() == {"format": "pt"}
+        assert torch.equal(found.get_tensor("a"), torch.ones(2, 3))
+
+
 @pytest.mark.parametrize(("eos", "token"), [("", 2), ("a", 1), ("b", None)])
 def test_the_end_of_a_text_in_a_unigram_tokenizer_is_found_by_its_place(
     tmp_path: Path, eos: str, token: int | None
@@ -213,6 +230,43 @@ def test_the_end_of_a_text_in_a_unigram_tokenizer_is_found_by_its_place(
     (tmp_path / "out").mkdir()
     given = TokenizerConfig(kind="file", uri=(tmp_path / "tokenizer.json").as_uri(), eos=eos)
     assert write_tokenizer(tmp_path / "out", given, 128) == token
+
+
+def test_the_end_of_a_text_may_be_a_word_of_the_vocabulary_alone(tmp_path: Path) -> None:
+    """Or a token that was added: its own number counts then."""
+    content = {"model": {"type": "WordLevel", "vocab": {"ab": 0, "</s>": 7}}}
+    given = TokenizerConfig(kind="file", uri=(tmp_path / "in.json").as_uri())
+    for added, token in ([], 7), ([{"content": "</s>", "id": 9}], 9):
+        (tmp_path / "in.json").write_text(json.dumps(content | {"added_tokens": added}))
+        assert write_tokenizer(tmp_path, given, 128) == token
+
+
+def test_a_tokenizer_without_an_end_of_a_text_is_exported_without_one(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    given = file_tokenizer(tmp_path / "tokenizer", ["<s>"])
+    (tmp_path / "tokenizer" / "generation_config.json").write_text('{"eos_token_id": 2}')
+    assert write_tokenizer(tmp_path / "out", given, 128) is None
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["eos_token"] is None
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_the_flags_that_a_file_has_of_the_jobs_own_end_of_a_text_are_kept(tmp_path: Path, name: str) -> None:
+    given, token = file_tokenizer(tmp_path / "tokenizer"), {"content": "</s>", "lstrip": True, "special": True}
+    (tmp_path / "tokenizer" / name).write_text(json.dumps({"eos_token": token}))
+    write_tokenizer(tmp_path, given, 128)
+    assert json.loads((tmp_path / name).read_text())["eos_token"] == token
+
+
+def test_an_exported_tokenizer_neither_cuts_a_text_nor_pads_it(tmp_path: Path) -> None:
+    given = file_tokenizer(tmp_path / "tokenizer")
+    found = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    found.enable_padding(length=64)
+    found.enable_truncation(4)
+    found.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    write_tokenizer(tmp_path, given, 128)
+    written = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert (written.padding, written.truncation) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +294,16 @@ def test_a_damaged_file_beside_a_tokenizer_is_refused_by_its_name(tmp_path: Path
     (tmp_path / "tokenizer" / name).write_bytes(content)
     with pytest.raises(Refused, match=rf"tokenizer\.json': {name} beside it is no JSON object .*give --tokenizer PATH"):
         write_tokenizer(tmp_path, given, 128)
+
+
+def test_half_of_a_pair_of_utf_16_beside_a_tokenizer_is_written_as_it_was_read(tmp_path: Path) -> None:
+    """JSON has it as an escape, and UTF-8 not at all."""
+    given = file_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text('{"pad_token": "\\ud83d", "unk_token": "帆"}')
+    write_tokenizer(tmp_path, given, 128)
+    written = (tmp_path / "tokenizer_config.json").read_bytes()
+    assert "帆".encode() in written
+    assert json.loads(written) | {"pad_token": "\ud83d", "unk_token": "帆"} == json.loads(written)
 
 
 def test_a_tokenizer_may_be_given_instead_of_the_jobs_or_left_out(tmp_path: Path) -> None:

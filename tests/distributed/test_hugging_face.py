@@ -408,7 +408,7 @@ def test_a_damaged_file_of_weights_is_refused_by_its_name(tmp_path, harm):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("nowhere", "does not exist"), ("empty", "no safetensors file"), ("x.safetensors", "does not exist")],
+    [("nowhere", "': does not exist"), ("empty", "no safetensors file"), ("x.safetensors", "': does not exist")],
 )
 def test_weights_that_are_not_there_are_refused_by_their_uri(tmp_path, name, says):
     (tmp_path / "empty").mkdir()

@@ -20,7 +20,7 @@ from coxswain.errors import Refused
 from coxswain.holdings import all_holdings
 from coxswain.layout import Layout
 from coxswain.shards import shards
-from coxswain.wire import Shard
+from coxswain.wire import Hull, Shard
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load, snapshots
 from coxswain_train.checkpoint.listings import hulls_of, meet, with_boxes, with_listing
@@ -428,6 +428,16 @@ def test_numbered_weights_of_unlike_dimensions_are_saved_and_loaded(tmp_path: Pa
     rooms = {"parameter": {box: torch.zeros(box.shape) for box in boxes}}
     save_load.load(store, saved, rooms)
     assert all(torch.equal(values, state["parameter"][box]) for box, values in rooms["parameter"].items())
+
+
+def test_a_hull_is_named_by_its_first_number_as_in_the_manifests_that_are_there() -> None:
+    """Another name would leave their shards unread."""
+    boxes = [Box(f"layers.{n}.experts.{n + 4}.w", (n, 0), (2, 8)) for n in (1, 3, 1)] + [Box("norm", (0,), (8,))]
+    assert hulls_of(boxes) == (
+        Hull("layers.*.experts.5.w", 1, 1, (1, 0), (3, 8)),
+        Hull("layers.*.experts.7.w", 3, 3, (3, 0), (5, 8)),
+        Hull("norm", 0, 0, (0,), (8,)),
+    )
 
 
 def test_boxes_that_overlap_are_in_hulls_that_overlap() -> None:

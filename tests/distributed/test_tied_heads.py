@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from coxswain.boxes import full_box
+from coxswain.boxes import Box, full_box
 from coxswain.errors import Refused
 from coxswain_train.checkpoint import foreign_files
 from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD, load_pretrained
@@ -73,6 +74,17 @@ def test_a_head_is_compared_in_the_rows_of_the_file_where_the_vocabulary_is_roun
     safetensors.torch.save_file({EMBEDDING: table, HEAD: table.clone()}, tmp_path / "model.safetensors")
     load_pretrained(tmp_path.as_uri(), {full_box(EMBEDDING, (64, 8)): values}, {EMBEDDING: (64, 8)}, ids=40)
     assert torch.equal(values[:40], table) and not values[40:].any()
+
+
+@pytest.mark.parametrize(("first", "differs"), [(0, True), (20, False)])
+def test_a_worker_compares_a_head_with_the_embedding_in_its_own_rows(tmp_path: Path, first: int, differs: bool) -> None:
+    """Another worker reads the others: together they compare all."""
+    table = torch.arange(320.0).view(40, 8)
+    head = torch.cat([table[:1] + 1, table[1:]])
+    safetensors.torch.save_file({EMBEDDING: table, HEAD: head}, tmp_path / "model.safetensors")
+    state = {Box(EMBEDDING, (first, 0), (20, 8)): torch.zeros(20, 8)}
+    with pytest.raises(Refused, match="is not equal to") if differs else nullcontext():
+        load_pretrained(tmp_path.as_uri(), state, {EMBEDDING: (40, 8)})
 
 
 def test_a_missing_head_without_a_config_may_be_a_tied_one(tmp_path: Path) -> None:

@@ -10,14 +10,16 @@ from msgspec.structs import replace
 
 from coxswain.config import BatchConfig, EvaluationConfig, PhaseConfig
 from coxswain.errors import Refused, Stale
+from coxswain.layout import Layout
 from coxswain.membership.held_out import hold_out
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Membership
 from coxswain.plan.chunks import ring_slices
-from coxswain.plan.values import Operation, StageOperations, Task
+from coxswain.plan.values import Operation, Placement, StageOperations, Task
 from coxswain.planlog import Generation, PlacementSegment, membership_key, placement_key
 from coxswain_coordinator.planning.committer import Committed, Committer, step_plan
+from coxswain_coordinator.planning.evaluations import check_forwards, is_due
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.placers import Placed, in_turn, place_step
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -228,20 +230,42 @@ def test_an_evaluation_follows_every_third_step_and_the_last_one_with_the_same_s
     assert (held_out.tokens, held_out.labels) == (500, sum(s.labels for s in held_out.sequences))
 
 
-def test_an_evaluation_whose_forwards_would_wait_for_each_other_is_never_committed(tmp_path):
-    """The validator has seen the lists with their backwards; what runs has none."""
+def rings_in(orders: list[str]) -> tuple[Layout, Placement]:
+    """Two rings over two replicas, each of which has its own order of operations."""
     layout = layout_of_shapes([((2, 1),)] * 2)
     tasks = tuple(Task(i, "ring", (0, 1), tuple(ring_slices([i], [8] * 2, (0, 1)))) for i in range(2))
-    orders = ["F0 B0 F1 B1", "F1 B1 F0 B0"]
     lists = tuple(
         StageOperations(r, 0, tuple(Operation(o[0], int(o[1])) for o in text.split())) for r, text in enumerate(orders)
     )
+    return layout, placement_of(layout, tasks, lists)
+
+
+def test_an_evaluation_whose_forwards_would_wait_for_each_other_is_never_committed(tmp_path):
+    """The validator has seen the lists with their backwards; what runs has none."""
+    layout, placement = rings_in(["F0 B0 F1 B1", "F1 B1 F0 B0"])
     job = evaluated_job(tmp_path, every=1)
-    stuck = dataclasses.replace(
-        committer(job), place=in_turn(lambda *_: placement_of(layout, tasks, lists), layout, job)
-    )
+    stuck = dataclasses.replace(committer(job), place=in_turn(lambda *_: placement, layout, job))
     with pytest.raises(AssertionError, match="evaluation: hang: replica 0 waits in F of task 0"):
         commit(stuck)
+
+
+def test_backwards_that_no_evaluation_runs_do_not_count_in_whether_it_hangs():
+    layout, placement = rings_in(["F0 F1 B0 B1", "F0 F1 B1 B0"])
+    check_forwards(placement, layout)
+
+
+def test_an_evaluation_has_no_waves_though_the_steps_of_its_balance_have(tmp_path):
+    """Ranks pass the barriers of a step between its waves; behind the step there are none."""
+    job = evaluated_job(tmp_path)
+    small = replace(job.parallelism, balance="Waves", tokens_per_replica=64, max_degree=2)
+    [found] = commit(committer(replace(job, parallelism=small, batch=replace(job.batch, max_sequence_tokens=128))))
+    assert any(task.wave for task in found.plans[2].tasks)
+    assert {task.wave for task in found.plans[2].evaluation.tasks} == {msgspec.UNSET}
+
+
+def test_a_job_that_holds_out_no_tokens_has_an_evaluation_behind_no_step(tmp_path):
+    job = make_job(tmp_path, stop_steps=8)
+    assert not any(is_due(job, step, 8) for step in range(9))
 
 
 def test_an_evaluation_is_numbered_behind_its_step_and_runs_forward_only(tmp_path):

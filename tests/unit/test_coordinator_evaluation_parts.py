@@ -61,6 +61,19 @@ def test_a_rank_gets_the_tasks_of_its_replica_and_the_operations_of_its_stage(se
     assert [part.trains(place) for place in range(5)] == [True] * 3 + [False] * 2
 
 
+def test_parts_of_one_plan_that_were_asked_for_before_are_no_other_seats() -> None:
+    found = PlanParts(PLAN)
+    for _ in range(2):
+        parts = [msgspec.json.decode(found.of_seat(seat), type=StepPlan) for seat in LAYOUT.ranks()]
+        assert parts == [of_seat(seat) for seat in LAYOUT.ranks()]
+
+
+def test_no_part_carries_the_speeds_of_all_replicas() -> None:
+    """There may be thousands, and nothing but the coordinator reads them."""
+    plan = replace(PLAN, speeds=(1.0, 0.5, 1.0))
+    assert (of_seat(LAYOUT.ranks()[0], plan).speeds, of_replicas(0, 1, plan=plan).speeds) == ((), ())
+
+
 @pytest.mark.parametrize("replicas", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
 def test_a_trainer_finds_each_of_its_sequences_by_its_place_and_gets_only_its_own_slices(
     replicas: tuple[int, ...],
@@ -72,6 +85,7 @@ def test_a_trainer_finds_each_of_its_sequences_by_its_place_and_gets_only_its_ow
         assert part.sequence(place) == (*SEQUENCES, *HELD_OUT)[place]
         assert part.trains(place) == (place < 3)
     assert part.evaluation is not None
+    assert part.operations == part.evaluation.operations == (), "a constructor runs none"
     assert len(part.sequences) + len(part.evaluation.sequences) == len({s.sequence for s in slices})
 
 

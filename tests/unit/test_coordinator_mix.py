@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -182,6 +183,15 @@ def test_an_edit_whose_record_another_one_takes_meanwhile_is_recorded_behind_it(
     assert (late.latest.number, late.latest.weights) == (2, {"code": 3, "docs": 4})
 
 
+def test_a_new_coordinator_compares_the_mix_with_the_newest_record_and_not_with_the_first(tmp_path):
+    job, log = make_job(tmp_path), PlanLog(open_store(make_job(tmp_path).checkpoint.uri, create=True))
+    before, after = job.mix, edited(job, 1, 2).mix
+    first, same, back = (MixHistory(log) for _ in range(3))
+    assert (first.offer(before), bool(first.offer(after))) == ("", True)
+    assert (same.offer(after), same.latest.number) == ("", 1)
+    assert (bool(back.offer(before)), back.latest.number) == (True, 2)
+
+
 def test_a_log_without_records_goes_on_with_the_phases_of_its_segments(tmp_path):
     run = Run(tmp_path)
     phased = edited(run.job, 700, 300, (PhaseConfig(from_step=4, weights={"docs": 1}),))
@@ -204,6 +214,10 @@ def test_a_log_without_records_goes_on_with_the_phases_of_its_segments(tmp_path)
     assert run.committer.mixes.latest == MixRecord(
         0, {"code": 700, "docs": 300}, {"code": 0, "docs": 0}, phased.mix.phases
     )
+    store.delete(mix_key(0))
+    history = MixHistory(run.committer.log)
+    assert history.offer(replace(phased.mix, phases=())), "the phase is gone"
+    assert [history.record(number).phases for number in range(2)] == [phased.mix.phases, ()]
 
 
 def rewrite(run: Run, segment: MembershipSegment) -> None:
@@ -268,6 +282,24 @@ def test_the_mix_of_a_rewritten_file_is_returned_once(tmp_path, job_file):
     write(job_file, edited(job, 1, 2))
     assert edits() == edited(job, 1, 2).mix
     assert edits() is None
+
+
+@pytest.mark.parametrize("by", ["another file", "another time", "another size"])
+def test_an_edit_is_seen_where_its_file_differs_from_the_one_before_in_one_way_alone(tmp_path, job_file, by):
+    """A volume may give both files one time, an editor may write in place, and a file system's times may be coarse."""
+    job = make_job(tmp_path)
+    write(job_file, edited(job, 1, 2))
+    edits, before = MixEdits(job_file, job), job_file.stat()
+    change = edited(job, 1, 22 if by == "another size" else 3)
+    if by == "another file":
+        write(job_file, change)
+    else:
+        job_file.write_bytes(msgspec.json.encode(change))
+    os.utime(job_file, ns=(before.st_atime_ns, before.st_mtime_ns + (by == "another time")))
+    after = job_file.stat()
+    differs = (after.st_ino != before.st_ino, after.st_mtime_ns != before.st_mtime_ns, after.st_size != before.st_size)
+    assert differs == (by == "another file", by == "another time", by == "another size")
+    assert edits() == change.mix
 
 
 @pytest.mark.parametrize("change", ["torn", "gone", "seed", "batch"])

@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig, ParallelConfig
+from coxswain.cost.constants import load_hardware
 from coxswain.errors import Refused, Retryable
 from coxswain.layout import Device, uniform_layout
 from coxswain.names import EVENT_REASONS
@@ -23,6 +25,8 @@ from coxswain.plan import planners
 from coxswain.planlog import PlacementSegment
 from coxswain.wire import StepLine
 from coxswain_coordinator.planning import committer as committing
+from coxswain_coordinator.planning import placers as placing
+from coxswain_coordinator.planning import solvers as solving
 from coxswain_coordinator.planning.committer import LOOK_AHEAD_SECONDS, patience
 from coxswain_coordinator.planning.late_plans import LatePlans, reason_of
 from coxswain_coordinator.planning.placers import Missing, Placed, in_processes, in_turn, place_step
@@ -81,6 +85,12 @@ def test_several_steps_are_placed_at_once(tmp_path):
     found = at_once.place({0: [5], 1: [6]}, LAYOUT, slow_job(tmp_path), lambda: time.monotonic() > end)
     at_once.close()
     assert sorted(found) == [0, 1]
+
+
+@pytest.mark.parametrize(("cores", "asked", "processes"), [(1, 0, 1), (3, 0, 3), (64, 0, 8), (64, 2, 2)])
+def test_there_are_as_many_processes_as_cores_and_steps_of_a_segment(monkeypatch, cores, asked, processes):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert Solvers(slow, asked)._most == processes
 
 
 def test_plans_that_are_late_are_left_out_and_what_computed_them_is_killed(solvers, tmp_path):
@@ -145,6 +155,19 @@ def test_a_coordinator_that_stops_does_not_wait_for_a_plan(tmp_path):
     assert gone(int((tmp_path / "hangs").read_text()))
 
 
+def test_plans_that_a_stop_cuts_short_are_no_failures_of_the_balance(tmp_path, monkeypatch):
+    """Else the fall-back would place their steps, and the next coordinator read that from the log."""
+    closing, plain = Solvers(slow, 2), solving.wait
+
+    def closes(pipes, seconds):
+        closing.close()
+        return plain(pipes, seconds)
+
+    monkeypatch.setattr(solving, "wait", closes)
+    with pytest.raises(Retryable, match="the coordinator stops"):
+        place(closing, tmp_path, [8], [9])
+
+
 def test_no_planner_outlives_a_coordinator_that_is_killed(tmp_path):
     code = (
         f"from pathlib import Path; from tests.unit import solver_doubles as d; d.coordinate(Path({str(tmp_path)!r}))"
@@ -184,6 +207,44 @@ def test_the_fall_back_places_what_is_late_or_fails_and_the_placement_says_so(tm
     assert seconds == [2.5]
 
 
+def test_the_fall_back_plans_for_the_speeds_that_the_balance_was_asked_with(tmp_path):
+    job, speeds, asked = slow_job(tmp_path), (1.0, 0.5), []
+
+    def refuses(lengths, layout, job, speeds):
+        asked.append((job.parallelism.balance, speeds))
+        if job.parallelism.balance == "Slow":
+            raise Refused("CapacityLost", "too long")
+        return place_step(lengths, layout, job, speeds)
+
+    in_turn(refuses, LAYOUT, job)({0: [40]}, lambda: False, speeds)
+    in_processes(Answers({}), refuses, LAYOUT, job, lambda _: None)({0: [40]}, lambda: True, speeds)
+    assert asked == [("Slow", speeds), ("Makespan", speeds), ("Makespan", speeds)]
+
+
+def test_what_is_wrong_with_the_job_is_not_left_to_the_fall_back(tmp_path):
+    def refuses(lengths, layout, job, speeds):
+        if job.parallelism.balance == "Slow":
+            raise Refused("BadHardware", "no such device")
+        return place_step(lengths, layout, job, speeds)
+
+    with pytest.raises(Refused, match="no such device"):
+        in_turn(refuses, LAYOUT, slow_job(tmp_path))({0: [40]}, lambda: False, ())
+
+
+def test_a_late_plan_says_for_how_many_seconds_it_was_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(placing, "time", SimpleNamespace(monotonic=iter([10.0, 12.5]).__next__))
+    placer = in_processes(Answers({}), slow, LAYOUT, slow_job(tmp_path), lambda _: None)
+    assert [m.seconds for m in placer({0: [10], 1: [11]}, lambda: True, ()).missing] == [2.5, 2.5]
+
+
+def test_a_job_with_a_profile_is_planned_by_it_whatever_its_policy_names(tmp_path):
+    job = make_job(tmp_path)
+    named = replace(job, parallelism=replace(job.parallelism, hardware="h100-80g"))
+    by_profile = place_step([200, 100], LAYOUT, job, hardware=load_hardware("h100-80g"))
+    assert by_profile == place_step([200, 100], LAYOUT, named)
+    assert by_profile.makespan_seconds != place_step([200, 100], LAYOUT, job).makespan_seconds
+
+
 @pytest.mark.parametrize(
     ("in_hand", "step_seconds", "started", "seconds"),
     [(0, 0.0, False, LOOK_AHEAD_SECONDS), (7, 10.0, True, 35.0), (29, 1.0, True, 14.5), (0, 10.0, True, 1.0)],
@@ -209,6 +270,35 @@ def test_late_plans_are_at_most_one_event_a_minute_that_counts_the_others():
     assert message == (
         "the evaluation: balance FlexSP failed (ValueError: no solution), so Makespan has placed it; so it was for 3 more"
     )
+
+
+def late(*steps: int) -> list[Missing]:
+    return [Missing(step, "FlexSP", 1, "") for step in steps]
+
+
+@pytest.mark.parametrize("began", [0.0, 59.0, 1e9])
+def test_the_first_late_plan_is_an_event_whatever_the_clock_says(began):
+    assert LatePlans(lambda: began).event(late(0))
+
+
+def test_a_clock_that_is_set_back_holds_back_no_event_of_late_plans():
+    now = [1000.0]
+    plans = LatePlans(lambda: now[0])
+    assert plans.event(late(0))
+    now[0] = 990.0
+    assert plans.event(late(1))
+
+
+def test_each_late_step_is_counted_in_one_event_alone():
+    now = [0.0]
+    plans = LatePlans(lambda: now[0])
+    assert plans.event(late(0, 1, 2))[1].endswith("so it was for 2 more")
+    now[0] = 10.0
+    assert plans.event(late(3, 4)) is None
+    now[0] = 60.0
+    assert plans.event(late(5))[1].endswith("so it was for 2 more")
+    now[0] = 120.0
+    assert "more" not in plans.event(late(6))[1]
 
 
 @pytest.mark.parametrize("fault", ["", "ValueError: no solution"])

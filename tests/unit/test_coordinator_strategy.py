@@ -15,13 +15,16 @@ from coxswain.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
+    RecoveryConfig,
     ReplicaShape,
     StageShape,
 )
 from coxswain.layout import Device, shaped_layout
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
-from coxswain.plan.strategy.values import Alternative, Strategy
+from coxswain.membership.values import Membership, Sequence
+from coxswain.plan.strategy.choose import choose
+from coxswain.plan.strategy.values import Alternative, Machine, Strategy
 from coxswain.planlog import StrategyRecord
 from coxswain_coordinator.api.report import job_report, termination_message
 from coxswain_coordinator.planning import strategies
@@ -80,6 +83,7 @@ def test_the_same_devices_keep_the_strategy_that_an_earlier_coordinator_chose(tm
     [
         ((2, 2), {}),
         ((1, 1), {"parallelism": replace(AUTO, tokens_per_replica=512)}),
+        ((1, 1), {"parallelism": replace(AUTO, balance="Naive")}),
         ((1, 1), {"optimizer": OptimizerConfig(learning_rate=1e-3, kind="Muon")}),
     ],
 )
@@ -103,13 +107,69 @@ def test_of_two_coordinators_at_once_both_follow_what_was_claimed_first(tmp_path
     assert other.settle(job, 320, (2, 2), stream_of(job), initial_cursor(job.mix)) == mine
 
 
-def test_of_two_coordinators_at_once_with_other_devices_the_later_one_chooses_again_for_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("devices", "changes"), [((1, 1), {}), ((2, 2), {"parallelism": replace(AUTO, tokens_per_replica=512)})]
+)
+def test_of_two_coordinators_at_once_with_other_devices_or_policies_the_later_one_chooses_again_for_its_own(
+    tmp_path: Path, devices: tuple[int, ...], changes: dict[str, Any]
+) -> None:
     job = auto(tmp_path)
     mine, log = settle(job, (2, 2)), log_of(job)
     look, missed = log.last_strategy, [None]
     log.last_strategy = lambda: missed.pop() if missed else look()  # type: ignore[method-assign]
-    found = Strategies(log, "late").settle(job, 320, (1, 1), stream_of(job), initial_cursor(job.mix))
-    assert (mine.number, found.number, found.devices, found.author) == (0, 1, (1, 1), "late")
+    later = replace(job, **changes)
+    found = Strategies(log, "late").settle(later, 320, devices, stream_of(job), initial_cursor(job.mix))
+    assert (mine.number, found.number, found.devices, found.author) == (0, 1, devices, "late")
+
+
+def test_the_choice_is_for_the_jobs_own_balance_copies_and_least_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[tuple[Any, ...]]()
+
+    def chosen(machine: Machine, steps: Any, balance: str) -> Strategy:
+        seen.append((balance, machine.copies, machine.least))
+        return choose(machine, steps, balance)
+
+    monkeypatch.setattr(strategies, "choose", chosen)
+    policy = replace(AUTO, balance="Naive", tokens_per_replica=8192)
+    batch = BatchConfig(tokens_per_step=2**14, max_sequence_tokens=512)
+    for copies in (True, False):
+        job = auto(tmp_path / str(copies), batch=batch, recovery=RecoveryConfig(copies=copies))
+        settle(replace(job, parallelism=policy), (1, 1))
+    assert seen == [("Naive", True, 4096), ("Naive", False, 4096)]
+
+
+# --- the lengths -------------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """A stream of steps of these lengths, and then an end of the data without a sequence."""
+
+    def __init__(self, *steps: list[int]) -> None:
+        self._steps, self.batch = steps, BatchConfig(tokens_per_step=64, max_sequence_tokens=48)
+
+    def advance(self, cursor: int) -> tuple[Membership, int]:
+        assert cursor <= len(self._steps), "nothing is behind the end"
+        lengths = [*self._steps, []][cursor]
+        sequences = tuple(Sequence("code", 0, i, 0, n, n) for i, n in enumerate(lengths))
+        return Membership(cursor, sequences, None, exhausted=cursor == len(self._steps)), cursor + 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("steps", "begin", "lengths"),
+    [
+        ([[7], [3, 4], [5], [6], [8], [9], [10]], 1, [[3, 4], [5], [6], [8], [9]]),
+        ([[7], [3, 4]], 0, [[7], [3, 4]]),
+        ([[7]], 1, [[48]]),
+    ],
+    ids=["amid", "near the end", "at the end"],
+)
+def test_the_choice_goes_by_the_next_five_steps_that_have_sequences_or_else_by_the_longest_sequence(
+    steps: list[list[int]], begin: int, lengths: list[list[int]]
+) -> None:
+    found = strategies.upcoming(Steps(*steps), begin)  # type: ignore[arg-type]
+    assert [step.tolist() for step in found] == lengths
 
 
 def test_muon_gets_no_tensor_groups(tmp_path: Path) -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import msgspec
 import numpy as np
 import pytest
 
-from coxswain.config import BatchConfig, ParallelConfig
+from coxswain.config import BatchConfig, ModelConfig, ParallelConfig
 from coxswain.cost import load_constants
 from coxswain.cost.constants import MODELS, device_memory
-from coxswain.cost.memory import Workload
+from coxswain.cost.memory import RESERVED, Workload
 from coxswain.flops import loss_layers
+from coxswain.layout import Device
+from coxswain.models import parameter_specs
 from coxswain.plan.problem import Draft, make_problem
-from coxswain.plan.strategy.costs import after_tasks, kind_cost, stage_constants
+from coxswain.plan.strategy.costs import after_tasks, exchange_of, kind_cost, stage_constants
 from coxswain.plan.strategy.judge import _kind_ends, step_seconds, trial_of
-from coxswain.plan.strategy.kinds import memory_refusals, most
+from coxswain.plan.strategy.kinds import balanced, by_tensor, fits, fullest, kinds_of, memory_refusals, most, peak_bytes
 from coxswain.plan.strategy.machine import asked, machine_of
-from coxswain.plan.strategy.values import Kind, Machine
+from coxswain.plan.strategy.values import Alternative, Kind, Machine, Strategy, described
 
 WHOLE, BATCH = Kind(1, (32,)), BatchConfig(tokens_per_step=2**16, max_sequence_tokens=8192)
 
@@ -51,6 +54,48 @@ def test_the_sums_of_a_tensor_group_are_a_ring_all_reduce_of_four_activations_a_
     """2 (t - 1) / t of 4 x 32 layers x 4096 x 2 bytes, over 1 kB/s."""
     found = stage_constants(linked(machine(), 1e-6, 1.0), Kind(4, (32,)), "None").linear_us_per_token
     assert found == pytest.approx(1e6 * 1.5 * 4 * 32 * 4096 * 2 / 1e3, rel=1e-3)
+
+
+def test_each_sum_of_a_tensor_group_begins_with_thirty_microseconds() -> None:
+    """Four of each layer in a task, in milliseconds."""
+    plain = machine()
+    for kind, sums in ((WHOLE, 0), (Kind(2, (32,)), 4 * 32), (Kind(8, (32,)), 4 * 32)):
+        found = stage_constants(plain, kind, "None").task_ms
+        assert found == pytest.approx(plain.constants.task_ms + 0.03 * sums)
+
+
+def test_one_replica_updates_its_elements_at_six_times_the_link_and_exchanges_nothing() -> None:
+    """44 bytes of each, over 6 x 100 GB/s."""
+    alone = linked(machine((1,)), 100.0, 1e-9)
+    elements = sum(prod(spec.shape) for spec in parameter_specs(alone.model, alone.model.vocabulary))
+    assert after_tasks(alone, WHOLE) == pytest.approx(44 * elements / 600e9)
+
+
+def test_a_stage_with_more_layers_sums_more_often() -> None:
+    slow = linked(machine(), 1e-6, 1.0)
+    even, uneven = (stage_constants(slow, Kind(2, each), "None").linear_us_per_token for each in ((16, 16), (24, 8)))
+    assert uneven - even == pytest.approx(1e6 * 4 * (24 - 16) * 4096 * 2 / 1e3, rel=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "replicas"), [(WHOLE, 8), (Kind(4, (32,)), 2), (Kind(8, (17, 15)), 1)])
+def test_heads_are_exchanged_among_the_replicas_of_a_node(kind: Kind, replicas: int) -> None:
+    found = exchange_of(machine(attention="Ulysses"), kind, "None")
+    assert found is not None
+    assert found.node == replicas
+
+
+def test_a_token_passes_to_the_next_stage_and_its_gradient_back() -> None:
+    """Twice 4096 x 2 bytes, over 1 kB/s."""
+    found = stage_constants(linked(machine(), 1e-6, 1.0), Kind(1, (16, 16)), "None").linear_us_per_token
+    assert found == pytest.approx(1e6 * 2 * 4096 * 2 / 1e3, rel=1e-3)
+
+
+@pytest.mark.parametrize("replicas", [2, 8])
+def test_gradients_in_fp32_go_to_their_owners_and_weights_come_back_for_all_but_the_own_part(replicas: int) -> None:
+    """Six bytes of each element, over 1 MB/s."""
+    slow = linked(machine((1,) * replicas), 1e6, 1e-3)
+    elements = sum(prod(spec.shape) for spec in parameter_specs(slow.model, slow.model.vocabulary))
+    assert after_tasks(slow, WHOLE) == pytest.approx(6 * elements * (replicas - 1) / replicas / 1e6, rel=1e-3)
 
 
 @pytest.mark.parametrize(("degree", "part"), [(1, 1.0), (2, 1 / 2), (4, 1 / 2), (8, 1 / 2)])
@@ -164,3 +209,97 @@ def test_whatever_changes_a_choice_asks_for_another_one() -> None:
     assert len(set(hashes)) == len(others) + 3
     named = replace(plain, model=msgspec.structs.replace(plain.model, preset="llama-7b", init_from="s3://x"))
     assert asked(named, BATCH, "Makespan") == hashes[0]
+
+
+def test_kinds_reach_from_one_device_to_all_of_them_and_to_a_stage_of_each_layer() -> None:
+    shallow = machine((2, 2), model=msgspec.structs.replace(MODELS["llama-7b"], layers=4))
+    assert {(kind.tensor, len(kind.layers)) for kind in kinds_of(shallow)[0]} == {
+        (1, 1),
+        (1, 2),
+        (1, 4),
+        (2, 1),
+        (2, 2),
+    }
+    assert {len(kind.layers) for kind in kinds_of(machine((16,)))[0] if kind.tensor == 1} == {1, 2, 4, 8, 16}
+    assert {len(kind.layers) for kind in kinds_of(machine((15,)))[0] if kind.tensor == 1} == {1, 2, 4, 8}
+
+
+def test_a_node_is_as_large_as_the_largest_trainer_and_a_replica_has_devices_of_its_own() -> None:
+    assert {kind.tensor for kind in kinds_of(machine((2, 4, 2)))[0]} == {1, 2, 4}
+    devices = [device for stage in Kind(2, (17, 15)).replica().stages for device in stage.devices]
+    assert devices == [Device(0, n) for n in range(4)]
+
+
+def test_a_job_is_chosen_for_with_its_own_limits() -> None:
+    policy = ParallelConfig(max_degree=3, recompute="Full", attention="Ulysses", hardware="a100-80g")
+    found = machine_of(MODELS["llama-7b"], policy, BATCH, (8, 8), whole_matrices=True, copies=True)
+    assert (found.trainers, found.max_degree, found.recompute, found.attention) == ((8, 8), 3, ("Full",), "Ulysses")
+    assert (found.longest, found.whole_matrices, found.copies) == (8192, True, True)
+
+
+def test_no_kind_is_proposed_of_which_the_trainers_make_no_replica() -> None:
+    uneven = machine((4, 2, 2))  # one tensor group of four: no pipeline of two
+    assert {len(kind.layers) for kind in kinds_of(uneven)[0] if kind.tensor == 4} == {1}
+
+
+@pytest.mark.parametrize("layers", range(1, 13))
+def test_the_last_stage_has_no_more_layers_than_another_and_the_others_share_evenly(layers: int) -> None:
+    plain = ModelConfig(layers=layers, hidden=512, heads=2, kv_heads=2, feed_forward=2048, vocabulary=64)
+    for stages in range(2, layers + 1):
+        *others, last = balanced(plain, stages)
+        assert (len(others) + 1, sum(others) + last) == (stages, layers)
+        assert 1 <= last <= min(others) <= max(others) <= min(others) + 1
+
+
+def test_a_refusal_for_memory_names_all_that_a_device_needs_and_has() -> None:
+    few = machine((2,), memory=60 * 2**30 + 2**29)
+    need = (peak_bytes(few, WHOLE, 2, "Full") + RESERVED) / 2**30
+    assert memory_refusals(few, [WHOLE], "Full")[WHOLE].why == (
+        f"a device needs {need:.1f} GiB with recompute Full, it has 60.5 GiB"
+    )
+
+
+def test_a_kind_that_holds_fewer_tokens_than_a_task_may_have_is_refused_for_memory() -> None:
+    roomy = machine((2,), least=4096, memory=0)
+    for tokens, refused in ((4096, []), (3840, [WHOLE])):
+        tight = replace(roomy, memory=peak_bytes(roomy, WHOLE, 2, "None", tokens) + RESERVED)
+        assert list(memory_refusals(tight, [WHOLE], "None")) == refused
+
+
+def test_all_replicas_of_a_layout_own_parts_of_the_optimizers_state() -> None:
+    wide, mixed = Kind(4, (32,)), machine((4, 4))
+    each = [peak_bytes(mixed, kind, 5, "None") for kind in (wide, WHOLE)]
+    assert fullest(mixed, ((wide, 1), (WHOLE, 4)), "None") == max(each)
+
+
+def test_each_stage_has_a_layer_though_the_head_takes_longer_than_all_layers() -> None:
+    wide = ModelConfig(layers=4, hidden=32, heads=2, kv_heads=2, feed_forward=64, vocabulary=2**17)
+    assert loss_layers(wide) > 4
+    assert (balanced(wide, 2), balanced(wide, 4)) == ((3, 1), (1, 1, 1, 1))
+
+
+def test_a_device_may_be_full_to_the_last_byte_beside_what_is_kept_free() -> None:
+    plain = machine(memory=10 * 2**30)
+    assert fits(plain, plain.memory - RESERVED)
+    assert not fits(plain, plain.memory - RESERVED + 1)
+    assert fits(machine(memory=0), 2**60)
+
+
+def test_replicas_of_a_layout_are_in_the_order_in_which_it_finds_room_for_them() -> None:
+    deep, shallow, wide = Kind(1, (17, 15)), Kind(1, (32,)), Kind(4, (32,))
+    assert by_tensor({shallow: 2, deep: 1, wide: 1}) == ((wide, 1), (deep, 1), (shallow, 2))
+    assert by_tensor({shallow: 2, wide: 0}) == ((shallow, 2),)
+
+
+def test_a_choice_is_described_with_the_next_three_and_the_kinds_whose_tasks_are_smaller() -> None:
+    def found(name: str, seconds: float, *tokens: int) -> Alternative:
+        return Alternative(name, tuple(WHOLE.shape(2, each) for each in tokens), seconds)
+
+    others = tuple(found(f"{n} x tp1pp1", n / 2, 0) for n in range(3, 7))
+    strategy = Strategy(found("2 x tp1pp1", 1.25, 4096, 0), others, steps=4)
+    assert described(strategy) == (
+        "2 x tp1pp1: 1.25 s a step predicted, by 4 placed steps, tp1pp1 with 4096 tokens a task; beside "
+        "3 x tp1pp1 1.5 s, 4 x tp1pp1 2 s, 5 x tp1pp1 2.5 s"
+    )
+    alone = msgspec.structs.replace(strategy, alternatives=())
+    assert described(alone).endswith("4096 tokens a task")

@@ -82,6 +82,7 @@ class Solvers:
                     found |= self._take(solver)
         finally:
             self._end(lambda solver: solver.step is not None)
+        self._check()  # what `close` has killed has not failed
         return found
 
     def close(self) -> None:

@@ -74,7 +74,8 @@ def _eos_of(given: dict[str, Any], eos: str) -> dict[str, Any]:
 
 
 def _json(value: dict[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    """Half of a surrogate pair, which UTF-8 lacks, stays the escape that JSON has for it."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def bytes_tokenizer() -> dict[str, Any]:

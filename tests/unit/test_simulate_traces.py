@@ -69,6 +69,16 @@ def test_a_drawn_trace_depends_on_its_seed_alone_and_can_be_read(kind: str) -> N
     assert first.events and (first.events != other.events or kind == "quiet")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("nodes", "devices"), [(1, 1), (1, 2), (2, 1)])
+def test_a_trace_of_a_very_small_cluster_can_be_drawn_and_read(nodes: int, devices: int, kind: str) -> None:
+    """There may be no second device, or no second node, for what befalls two."""
+    drawn = generate(kind, nodes, devices, 20 * 86400.0, 0)
+    assert read_trace(drawn.encode(), "trace") == drawn
+    seconds = {e.component for e in drawn.events if e.kind == "armed"}
+    assert bool(seconds) == (kind in ("change", "all") and nodes * devices > 1)
+
+
 def test_drawn_events_are_as_slow_as_the_page_says() -> None:
     most = {"contention": (1.05, 1.28), "thermal": (1.1, 1.3), "sick": (2.57, 12.53), "node": (2.57, 6.87),
             "bandwidth": (0.25, 0.5), "congestion": (0.2, 0.75), "drift": (1.01, 1.02), "pauses": (0.1, 0.5)}  # fmt: skip

@@ -203,6 +203,14 @@ def test_a_constant_of_zero_is_refused(tmp_path: Path) -> None:
         ({"linear_tflops": 1e-320}, "linear_tflops is 1e-320; it must be at least 1e-12 and at most 1e.12"),
         ({"between_nodes_gbps": 1e300}, "between_nodes_gbps is 1e.300; it must be at least 1e-12"),
         ({"attention_table": [[1, 1.0], [10**200, 5.0]]}, "Expected `int` <= 1000000000000"),
+        (
+            {"attention_table": [[1000, 1e-300]]},
+            "attention_table: it has 1e-300; numbers must be at least 1e-12 and at most 1e.12",
+        ),
+        (
+            {"ring_table": [[2000, 1.1e12]]},
+            "ring_table: it has 1100000000000.0; numbers must be at least 1e-12",
+        ),
     ],
 )
 def test_rates_beyond_all_bounds_are_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
@@ -216,3 +224,15 @@ def test_rates_beyond_all_bounds_are_refused(tmp_path: Path, change: dict[str, A
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
     with pytest.raises(Refused, match=r"'gpt-9'.*llama-7b"):
         load_constants("cpu", "gpt-9")
+
+
+@pytest.mark.parametrize("table", ["attention", "ring"])
+def test_milliseconds_of_a_model_beyond_all_bounds_are_refused_and_the_bounds_themselves_are_not(
+    tmp_path: Path, table: str
+) -> None:
+    file, plain = tmp_path / "mine.json", msgspec.to_builtins(H100.constants)
+    for milliseconds, refused in ((1e-12, False), (1e12, False), (9e-13, True), (1.1e12, True)):
+        file.write_text(json.dumps({**plain, "tables": {table: [[1000, milliseconds]]}}))
+        says = rf"tables.{table}: it has .*; numbers must be at least 1e-12 and at most 1e.12"
+        with pytest.raises(Refused, match=says) if refused else nullcontext():
+            load_constants(str(file))

@@ -13,7 +13,7 @@ from bench.detect import ONSET, Run, World
 from coxswain.stragglers.causes import LastStage, Waits, stragglers_causes
 from coxswain.stragglers.lengths import LengthFit
 from coxswain.stragglers.medians import Peers
-from coxswain.stragglers.values import Cause, Floats, Ints, Place, Report, State, Step
+from coxswain.stragglers.values import Cause, Floats, Ints, Mask, Place, Report, State, Step
 from tests.unit.straggler_runs import FIRST, confirmed, running, slowed
 
 
@@ -263,3 +263,34 @@ def test_a_rank_that_computes_nothing_in_a_step_adds_nothing_to_the_history_of_i
     for compute in (1.0, 0.0, 0.0):
         waits(1, [1.0, compute], none, none, known)
     assert np.isnan(known.baseline.values).tolist() == [False, True]
+
+
+def explained(slope: float, lengths: Floats, known: Mask | None = None, steps: int = 4) -> Floats:
+    """The factors of ranks whose rates follow their lengths by so much a token."""
+    fit = LengthFit(len(lengths))
+    for number in range(steps):
+        of = np.roll(lengths, number)
+        rates = np.exp(slope * of)
+        rates[~(known if known is not None else np.ones(len(of), dtype=bool))] = np.nan
+        found = fit.factors(rates, of)
+    return found
+
+
+def test_rates_that_follow_lengths_are_explained_beside_the_shortest_of_the_step() -> None:
+    lengths = np.array([1000.0, 2000.0, 3000.0, 4000.0])
+    assert explained(1e-4, lengths) == pytest.approx(np.exp(1e-4 * (np.roll(lengths, 3) - 1000.0)))
+    assert explained(-1e-4, lengths).tolist() == [1.0] * 4, "shorter ones are not slower"
+    assert explained(1e-4, lengths, steps=1).tolist() == [1.0] * 4, "one step says nothing of one rank"
+
+
+def test_lengths_of_ranks_without_rates_and_rates_without_lengths_explain_nothing() -> None:
+    lengths = np.array([1000.0, 2000.0, 3000.0, 4000.0])
+    known = np.array([True, True, True, False])
+    assert explained(1e-4, lengths, known)[3] == 1.0
+    assert explained(1e-4, lengths, known)[:3] == pytest.approx(np.exp(1e-4 * (np.roll(lengths, 3)[:3] - 2000.0)))
+    fit = LengthFit(2)
+    for number in range(6):
+        of = np.array([1000.0 + 500 * (number % 2), np.nan])
+        assert fit.factors(np.exp(1e-4 * of[:1].repeat(2)), of)[1] == 1.0
+    assert fit.factors(np.full(2, np.nan), np.full(2, np.nan)).tolist() == [1.0] * 2
+    assert fit.factors(np.ones(2), None).tolist() == [1.0] * 2

@@ -165,11 +165,12 @@ def test_a_suspect_keeps_its_history_in_another_role_so_that_a_little_slower_sti
     assert confirmed(run.step()) == [FIRST]
 
 
-def test_a_device_that_is_well_again_recovers_though_it_pauses_in_every_fifth_step() -> None:
+@pytest.mark.parametrize("pause", [3.0, 6.0])
+def test_a_device_that_is_well_again_recovers_though_it_pauses_in_every_fifth_step(pause: float) -> None:
     run = slowed(1.5, noise=0.0)
     run.steps(12)
     for number in range(30):
-        run.world.slow[FIRST] = 3.0 if number % 5 == 0 else 1.0
+        run.world.slow[FIRST] = pause if number % 5 == 0 else 1.0
         report = run.step()
     assert not report.states.any()
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 from statistics import median_low
 
+import msgspec
 import numpy as np
 import pytest
 
 from bench.detect import ONSET, QUIET, Run, World, steps_to_confirm
 from coxswain.stragglers.detector import Detector
 from coxswain.stragglers.medians import Peers, row_medians
-from coxswain.stragglers.values import Cause, Place, State, Step, Thresholds
+from coxswain.stragglers.values import Cause, Place, Report, State, Step, Thresholds
 from tests.unit.straggler_runs import FIRST, confirmed, running, slowed
 
 
@@ -180,3 +181,50 @@ def test_workers_that_share_busy_cores_are_no_stragglers(seed: int) -> None:
         report = detector.observe(Step(number, compute, np.full(3, 0.1), probes=answers))
         assert not confirmed(report), report.slowdowns
         asked = report.probes
+
+
+@pytest.mark.parametrize("field", ["stage", "tensor", "kind"])
+def test_ranks_of_another_role_are_no_measure(field: str) -> None:
+    """Their layers may take longer than planned for good. Beside ranks of their own role two of them would be slow."""
+    ranks = [Place(rank, 0, 0, rank, 0, rank, "a") for rank in range(6)]
+    other = {field: "b" if field == "kind" else 1}
+    for roles, suspected in (([msgspec.structs.replace(p, **other) for p in ranks[:2]], False), (ranks[:2], True)):
+        detector, compute = Detector([*roles, *ranks[2:]]), np.array([1.5, 1.5, 1.0, 1.0, 1.0, 1.0])
+        reports = [detector.observe(Step(number, compute, np.ones(6))) for number in range(50)]
+        assert any(report.states.any() for report in reports) == suspected
+
+
+def judged(compute: list[float], work: list[float]) -> Report:
+    """The step behind forty in which each of four ranks took a second for a second's work."""
+    detector = Detector([Place(rank, 0, 0, rank, 0, rank) for rank in range(4)])
+    for number in range(40):
+        detector.observe(Step(number, np.ones(4), np.ones(4)))
+    return detector.observe(Step(40, np.array(compute), np.array(work)))
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), 0.0, -1.0])
+def test_figures_that_no_step_has_are_none(bad: float) -> None:
+    for report in (judged([bad, 1.0, 1.0, 1.0], [1.0] * 4), judged([1.0] * 4, [bad, 1.0, 1.0, 1.0])):
+        assert not report.findings
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "lost", "suspected"),
+    [(4.0, 0.0, True), (3.99, 0.0, False), (1.125, 1.5, True), (1.125, 1.49, False), (1.09, 9.0, False)],
+)
+def test_one_step_makes_a_suspect_that_is_four_times_as_slow_or_lost_more_than_a_probe_takes(
+    slowdown: float, lost: float, suspected: bool
+) -> None:
+    """What a step of w seconds of work loses at a slowdown of x is w (x - 1)."""
+    work = lost / (slowdown - 1) if lost else 0.01
+    report = judged([slowdown * work, *[work] * 3], [work] * 4)
+    assert report.states.tolist() == [State.SUSPECTED if suspected else State.NORMAL, 0, 0, 0]
+    assert report.slowdowns[0] == pytest.approx(slowdown if suspected else 1.0)
+    assert report.speeds.tolist() == [1.0] * 4
+
+
+def test_steps_that_are_done_again_may_be_all_of_them() -> None:
+    run = slowed(1.5)
+    run.steps(12)
+    moved = run.detector.moved(run.detector.places, 0)
+    assert moved.observe(Step(0, np.full(64, np.nan), np.full(64, np.nan))).since[FIRST] == 0

@@ -16,6 +16,7 @@ from coxswain.cost.constants import SHIPPED
 from coxswain.cost.hardware import Rates, Tables, attention_flops, scaled, step_seconds
 from coxswain.cost.model import CostModel
 from coxswain.cost.tables import Curve
+from coxswain.cost.ulysses import HeadExchange
 from coxswain.errors import Refused
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import make_problem
@@ -180,3 +181,15 @@ def test_the_rate_of_twice_as_many_tokens_is_less_than_four_times_as_high(
     file.write_text(json.dumps({"rates": rates | {"attention_table": [[100, 1], [200, rate]]}}))
     with pytest.raises(Refused, match="must rise") if refused else nullcontext():
         load_constants(str(file))
+
+
+@pytest.mark.parametrize(
+    ("size", "attention"), [(2, 2 * 0.016 / 2), (4, (0.016 * 0.150) ** 0.5 / 4)], ids=["two groups", "one group"]
+)
+def test_head_groups_attend_to_more_tokens_with_fewer_heads_also_by_tables(size: int, attention: float) -> None:
+    """Two groups make two steps of 2,000 tokens, which take 16 ms with all heads; one attends to all 4,000 at once."""
+    plain = replace(PLAIN, tables=Tables(attention=TABLE, ring=((1000, 3.0), (2000, 16.0))), inside_node_gbps=1e6)
+    cost = CostModel(plain, HeadExchange("Ulysses", size, 1.0))
+    linear = 1000 * plain.linear_us_per_token * 1e-6
+    for found in (cost.ring_seconds(4000.0, 4.0, True), cost.packed_ring_seconds([4000], 4, True, size, True)):
+        assert found == pytest.approx(0.02 + linear + attention, rel=1e-4)

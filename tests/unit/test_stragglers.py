@@ -194,12 +194,60 @@ def test_ranks_of_another_role_are_no_measure(field: str) -> None:
         assert any(report.states.any() for report in reports) == suspected
 
 
-def judged(compute: list[float], work: list[float]) -> Report:
-    """The step behind forty in which each of four ranks took a second for a second's work."""
+def of_four() -> Detector:
+    """Behind forty steps in which each of four ranks took a second for a second's work."""
     detector = Detector([Place(rank, 0, 0, rank, 0, rank) for rank in range(4)])
     for number in range(40):
         detector.observe(Step(number, np.ones(4), np.ones(4)))
-    return detector.observe(Step(40, np.array(compute), np.array(work)))
+    return detector
+
+
+def judged(compute: list[float], work: list[float]) -> Report:
+    return of_four().observe(Step(40, np.array(compute), np.array(work)))
+
+
+@pytest.mark.parametrize(("slowdown", "took"), [(2.0, 2), (1.99, 5), (1.1, 5), (1.09, 0)])
+def test_two_short_steps_twice_as_slow_make_a_suspect_and_five_above_the_threshold(slowdown: float, took: int) -> None:
+    detector, work = of_four(), np.full(4, 0.01)
+    compute = work * np.array([slowdown, 1.0, 1.0, 1.0])
+    found = [bool(detector.observe(Step(40 + n, compute, work)).states.any()) for n in range(8)]
+    assert found == [bool(took) and n + 1 >= took for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("first", "probed", "state"),
+    [
+        (True, 1.08, State.CONFIRMED),
+        (True, 1.07, State.NORMAL),
+        (False, 1.11, State.CONFIRMED),
+        (False, 1.08, State.NORMAL),
+    ],
+)
+def test_a_probe_confirms_a_little_sooner_beside_the_devices_own_first_one(
+    first: bool, probed: float, state: State
+) -> None:
+    detector, work = of_four(), np.full(4, 0.01)
+    if first:
+        detector.observe(Step(40, work, work, probes=dict.fromkeys(range(4), 0.2)))
+    slow = work * np.array([1.2, 1.0, 1.0, 1.0])
+    states = [detector.observe(Step(41 + number, slow, work)).states[0] for number in range(6)]
+    assert states[-1] == State.SUSPECTED
+    answers = dict.fromkeys(range(1, 4), 0.2) | {0: 0.2 * probed}
+    assert detector.observe(Step(47, slow, work, probes=answers)).states[0] == state
+
+
+@pytest.mark.parametrize(("well", "state"), [(1, State.CONFIRMED), (2, State.NORMAL)])
+def test_no_probe_confirms_a_rank_of_which_two_of_the_last_five_steps_were_well(well: int, state: State) -> None:
+    """Other work makes its steps slow and fast by turns, and may disturb a probe."""
+    detector, work = of_four(), np.ones(4)
+    detector.observe(Step(40, work, work, probes=dict.fromkeys(range(4), 0.2)))
+    factors = [1.2] * 6 + [1.05] * well + [1.2] * (5 - well)
+    for number, factor in enumerate(factors, 41):
+        answers = {0: 0.24, 1: 0.2, 2: 0.2, 3: 0.2} if number == 40 + len(factors) else {}
+        compute = work * np.array([factor, 1.0, 1.0, 1.0])
+        report = detector.observe(Step(number, compute, work, probes=answers))
+        assert answers or number < 47 or report.states[0] == State.SUSPECTED
+    assert report.states[0] == state
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan"), 0.0, -1.0])

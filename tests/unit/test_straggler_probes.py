@@ -68,7 +68,7 @@ def test_one_slow_step_that_lost_more_than_a_probe_takes_is_enough_to_probe(seco
 
 
 def test_one_slow_step_with_a_long_sequence_makes_no_suspect() -> None:
-    for longest, probed in ((5000.0, True), (9000.0, False)):
+    for longest, probed in ((5000.0, True), (6144.0, True), (6145.0, False)):
         run = slowed(1.3, noise=0.0)
         step = run.world.step(run.number, ())
         lengths = np.full(64, 4096.0)

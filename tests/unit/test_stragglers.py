@@ -12,7 +12,7 @@ import pytest
 from bench.detect import ONSET, QUIET, Run, World, steps_to_confirm
 from coxswain.stragglers.detector import Detector
 from coxswain.stragglers.medians import Peers, row_medians
-from coxswain.stragglers.values import Cause, Place, Report, State, Step, Thresholds
+from coxswain.stragglers.values import Cause, Floats, Place, Report, State, Step, Thresholds
 from tests.unit.straggler_runs import FIRST, confirmed, running, slowed
 
 
@@ -142,10 +142,11 @@ def test_ranks_without_figures_keep_their_state_and_do_not_disturb_others() -> N
     assert confirmed(run.steps(10)) == [FIRST, 7]
 
 
-def test_all_ranks_may_be_missing() -> None:
+@pytest.mark.parametrize("longest", [None, np.full(64, 4096.0), np.full(64, np.nan)], ids=["none", "known", "unknown"])
+def test_all_ranks_may_be_missing(longest: Floats | None) -> None:
     run, none = slowed(1.5), np.full(64, np.nan)
     before = run.steps(12)
-    assert run.detector.observe(Step(60, none, none)).findings == before.findings
+    assert run.detector.observe(Step(60, none, none, longest=longest)).findings == before.findings
 
 
 def test_equal_steps_give_equal_reports() -> None:

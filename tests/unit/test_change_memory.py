@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coxswain.boxes import Box
 from coxswain.config import ModelConfig
 from coxswain.copies import wards_of
-from coxswain.cost.change import change_peaks
+from coxswain.cost.change import change_peak, change_peaks
 from coxswain.holdings import Holding, all_holdings
 from coxswain.layout import Device, Layout
 from coxswain.models import parameter_specs
@@ -60,6 +60,14 @@ def test_the_memory_of_a_change_of_1024_layers_costs_less_than_the_owners_of_512
     predicted = time.process_time()
     shards(all_holdings(parameter_specs(llama(512), 32000), in_stages(512), 512))
     assert predicted - begin < time.process_time() - predicted
+
+
+def test_the_fullest_device_of_a_change_has_besides_what_is_on_its_way() -> None:
+    specs, before, after = parameter_specs(llama(16), 32000), in_stages(16), in_stages(16, gives=1)
+    held = change_peaks(specs, 16, before, after, 2, False)
+    device, most = change_peak(specs, 16, before, after, 2, False)
+    assert len(set(held.values())) > 1 and held[device] == max(held.values())
+    assert most - held[device] == 128 << 20
 
 
 def llama(layers: int) -> ModelConfig:

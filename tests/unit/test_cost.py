@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from coxswain.config import ModelConfig
 from coxswain.cost import constants_for, load_constants, peak_tflops
-from coxswain.cost.constants import SHIPPED, Rates, load_hardware
+from coxswain.cost.constants import SHIPPED, Rates, device_memory, load_hardware
 from coxswain.cost.error import Error, error_of
 from coxswain.cost.hardware import Tables
 from coxswain.cost.memory import Recompute
@@ -203,6 +203,14 @@ def test_a_constant_of_zero_is_refused(tmp_path: Path) -> None:
         ({"linear_tflops": 1e-320}, "linear_tflops is 1e-320; it must be at least 1e-12 and at most 1e.12"),
         ({"between_nodes_gbps": 1e300}, "between_nodes_gbps is 1e.300; it must be at least 1e-12"),
         ({"attention_table": [[1, 1.0], [10**200, 5.0]]}, "Expected `int` <= 1000000000000"),
+        (
+            {"attention_table": [[1000, 1e-300]]},
+            "attention_table: it has 1e-300; numbers must be at least 1e-12 and at most 1e.12",
+        ),
+        (
+            {"ring_table": [[2000, 1.1e12]]},
+            "ring_table: it has 1100000000000.0; numbers must be at least 1e-12",
+        ),
     ],
 )
 def test_rates_beyond_all_bounds_are_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
@@ -216,3 +224,127 @@ def test_rates_beyond_all_bounds_are_refused(tmp_path: Path, change: dict[str, A
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
     with pytest.raises(Refused, match=r"'gpt-9'.*llama-7b"):
         load_constants("cpu", "gpt-9")
+
+
+@pytest.mark.parametrize("table", ["attention", "ring"])
+def test_milliseconds_of_a_model_beyond_all_bounds_are_refused_and_the_bounds_themselves_are_not(
+    tmp_path: Path, table: str
+) -> None:
+    file, plain = tmp_path / "mine.json", msgspec.to_builtins(H100.constants)
+    for milliseconds, refused in ((1e-12, False), (1e12, False), (9e-13, True), (1.1e12, True)):
+        file.write_text(json.dumps({**plain, "tables": {table: [[1000, milliseconds]]}}))
+        says = rf"tables.{table}: it has .*; numbers must be at least 1e-12 and at most 1e.12"
+        with pytest.raises(Refused, match=says) if refused else nullcontext():
+            load_constants(str(file))
+
+
+PLAIN = msgspec.to_builtins(H100.constants)
+RATES = msgspec.to_builtins(load_hardware("cpu").rates)
+
+
+def written(path: Path, content: object) -> str:
+    file = path / "mine.json"
+    file.write_text(json.dumps(content))
+    return str(file)
+
+
+def test_a_model_of_a_file_comes_before_one_of_its_shape_and_bytescales_shapes_before_presets(tmp_path: Path) -> None:
+    mine = written(tmp_path, {"rates": RATES, "models": {"llama-13b": PLAIN, "own": PLAIN}})
+    assert load_constants(mine, "llama-13b") == load_constants(mine, "own") == H100.constants
+    assert PRESETS["llama-7b"].kv_heads == 32
+    assert load_constants(mine, "llama-7b").kv_bytes_per_token == 3 * 32 * 2 * 8 * 128 * 4, "8 key-value heads"
+    assert load_constants(mine, "qwen3-0.6b") == constants_for(mine, PRESETS["qwen3-0.6b"])
+    with pytest.raises(Refused, match=r"'gpt-9'.*llama-70b.*own.*qwen3-0.6b"):
+        load_constants(mine, "gpt-9")
+
+
+def test_constants_of_one_model_say_nothing_of_a_device(tmp_path: Path) -> None:
+    mine = written(tmp_path, PLAIN)
+    assert (peak_tflops(mine), device_memory(mine)) == (0.0, 0)
+    assert constants_for(mine, PRESETS["qwen3-0.6b"]) == H100.constants
+    with pytest.raises(Refused, match=r"mine\.json': constants of one model; a file with rates is needed here"):
+        load_hardware(mine)
+
+
+def test_the_memory_of_a_device_is_in_powers_of_two(tmp_path: Path) -> None:
+    assert device_memory("h100-80g") == 80 * 2**30
+    assert device_memory(written(tmp_path, {"rates": RATES, "memory_gib": 1.5})) == 3 * 2**29
+
+
+@pytest.mark.parametrize("field", ["task_ms", "update_ns_per_parameter", "linear_tflops", "between_nodes_gbps"])
+def test_what_a_task_and_an_update_take_besides_may_be_nothing_and_no_rate_may(tmp_path: Path, field: str) -> None:
+    mine = written(tmp_path, {"rates": RATES | {field: 0}})
+    with (
+        nullcontext()
+        if field in ("task_ms", "update_ns_per_parameter")
+        else pytest.raises(Refused, match=f"{field} is 0")
+    ):
+        load_constants(mine)
+
+
+def test_a_number_at_a_bound_is_no_reason_to_refuse_a_file_and_one_beyond_it_is(tmp_path: Path) -> None:
+    for value, refused in ((1e-12, False), (1e12, False), (9e-13, True), (1.1e12, True)):
+        for content in ({**PLAIN, "task_ms": value}, {"rates": RATES | {"task_ms": value}}):
+            with pytest.raises(Refused, match="task_ms is") if refused else nullcontext():
+                load_constants(written(tmp_path, content))
+        for field in ("peak_tflops", "memory_gib", "host_gbps"):
+            with pytest.raises(Refused, match=f"{field} is") if value > 1e12 else nullcontext():
+                load_constants(written(tmp_path, {"rates": RATES, field: value}))
+
+
+def test_the_constants_of_each_model_of_a_file_are_checked(tmp_path: Path) -> None:
+    for wrong in ({"linear_us_per_token": 0}, {"tables": {"attention": [[2, 1], [1, 2]]}}):
+        mine = written(tmp_path, {"rates": RATES, "models": {"good": PLAIN, "own": {**PLAIN, **wrong}}})
+        with pytest.raises(Refused, match=r"linear_us_per_token is 0|tables\.attention: tokens and times must rise"):
+            load_constants(mine, "good")
+
+
+def test_a_path_that_can_be_none_is_refused_with_the_names_that_can() -> None:
+    for name, why in (("no\0where", "null"), ("nowhere", "No such file or directory; use one of a100-40g")):
+        with pytest.raises(Refused, match=why) as refused:
+            load_constants(name)
+        assert refused.value.reason == "BadHardware" and "or the path of a constants file" in refused.value.message
+
+
+def test_the_error_is_of_the_prediction_beside_what_was_measured_its_median_and_what_95_in_100_stay_below() -> None:
+    assert error_of([(1.0, 2.0)] * 3).p50 == 0.5 and error_of([(2.0, 1.0)] * 3).p50 == 1.0
+    found = error_of([(1.0 + n / 100, 1.0) for n in range(101)])
+    assert (found.p50, found.p95, found.count) == (pytest.approx(0.5), pytest.approx(0.95), 101)
+
+
+def test_times_next_to_nothing_say_nothing_of_the_error() -> None:
+    assert error_of([(1e-10, 1.0), (1.0, 1e-10), (2e-9, 1e-9)]) == Error(pytest.approx(1.0), pytest.approx(1.0), 1)
+
+
+def test_no_sequence_takes_no_time() -> None:
+    assert H100.lower_bound([], [1.0], 8192, 1, 8) == 0.0
+
+
+def test_the_bound_has_a_task_for_each_capacity_of_tokens_that_is_begun() -> None:
+    """Not one for each sequence: a pack may have many."""
+    work = float(H100.work_seconds([10] * 820).sum())
+    for count, packs in ((819, 1), (820, 2)):
+        bound = H100.lower_bound([10] * count, [1.0], 8192, 1, 8)
+        assert bound == pytest.approx(work * count / 820 + packs * H100.task)
+
+
+def test_a_ring_of_the_longest_sequence_has_as_many_members_as_hold_it_at_least() -> None:
+    for tokens, least in ((8192, 1), (8193, 2), (16384, 2)):
+        rings = [float(H100.ring_seconds(float(tokens), float(d), True)) for d in (1, 2, 3, 4)]
+        assert H100.lower_bound([tokens], [1.0] * 4, 8192, least, 8) == pytest.approx(max(rings[least - 1], 0))
+        assert H100.lower_bound([tokens], [1.0] * 4, 8192, 4, 8) == pytest.approx(min(rings[least - 1 :]))
+
+
+def test_a_ring_of_the_longest_sequence_is_on_the_fastest_replicas_and_within_a_node_where_one_holds_it() -> None:
+    speeds = [0.25, 1.0, 0.25, 0.5]
+    slow = 2 * H100.ring_seconds(60_000.0, 2.0, True)
+    assert H100.lower_bound([60_000], speeds, 30_000, 2, 2) == pytest.approx(slow)
+    assert H100.lower_bound([60_000], speeds, 30_000, 2, 1) == pytest.approx(
+        2 * H100.ring_seconds(60_000.0, 2.0, False)
+    )
+
+
+def test_one_replica_bounds_no_sequence_that_it_cannot_hold_though_it_would_be_faster_than_a_ring() -> None:
+    slow = CostModel(replace(H100.constants, inside_node_gbps=0.01))
+    alone, ring = (float(slow.ring_seconds(8193.0, degree, True)) for degree in (1.0, 2.0))
+    assert slow.lower_bound([8193], [1.0] * 4, 8192, 2, 8) == pytest.approx(ring) and ring > alone

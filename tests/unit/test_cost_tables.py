@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from coxswain.cost.constants import SHIPPED
 from coxswain.cost.hardware import Rates, Tables, attention_flops, scaled, step_seconds
 from coxswain.cost.model import CostModel
 from coxswain.cost.tables import Curve
+from coxswain.cost.ulysses import HeadExchange
 from coxswain.errors import Refused
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import make_problem
@@ -138,6 +140,7 @@ def test_a_step_sends_gradients_and_weights_once_and_updates_each_parameter() ->
     ("table", "says"),
     [
         ([[100, 1], [100, 2]], "must rise"),
+        ([[100, 2], [100, 1]], "must rise"),
         ([[100, 1], [200, 5]], "must rise"),  # 5 x the rate: 200 tokens would end before 100
         ([[0, 1]], "above 0"),
         ([[100, 0]], "above 0"),
@@ -153,3 +156,40 @@ def test_a_table_that_no_machine_has_is_refused_by_name(tmp_path: Path, table: o
     file.write_text(json.dumps({"rates": rates}))
     with pytest.raises(Refused, match=f"odd.json': ring_table: .*{says}"):
         load_constants(str(file))
+
+
+def test_a_step_of_a_ring_has_at_most_half_of_a_sequence_so_the_bound_counts_no_faster_one() -> None:
+    """A token squared takes 1 ns up to 1,000 tokens, and less beyond."""
+    cost = with_tables(attention=((1000, 1e6),), ring=((1000, 1.0), (2000, 1.1)))
+    linear = 1e-6 * PLAIN.linear_us_per_token
+    assert cost.least_work_seconds([2000])[0] == pytest.approx(2000 * linear + 2000**2 * 1e-9)
+    assert cost.least_work_seconds([3000])[0] < 3000 * linear + 3000**2 * 0.9e-9
+
+
+def test_a_table_of_one_point_is_a_table() -> None:
+    assert Curve(((1000, 5.0),)).seconds([500, 1000, 2000]) == pytest.approx([0.0025, 0.005, 0.020])
+    assert with_tables(attention=((1000, 5.0),)).work_seconds([1000])[0] > 0.005
+    assert Curve(((1000, 5.0),)).least_per_square([500, 1000, 4000]) == pytest.approx([1e-8, 5e-9, 5e-9])
+
+
+@pytest.mark.parametrize(("rate", "refused"), [(3.99, False), (4.0, True)])
+def test_the_rate_of_twice_as_many_tokens_is_less_than_four_times_as_high(
+    tmp_path: Path, rate: float, refused: bool
+) -> None:
+    rates = dict.fromkeys(Rates.__struct_fields__[:6], 1) | {"kv_element_bytes": 2}
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps({"rates": rates | {"attention_table": [[100, 1], [200, rate]]}}))
+    with pytest.raises(Refused, match="must rise") if refused else nullcontext():
+        load_constants(str(file))
+
+
+@pytest.mark.parametrize(
+    ("size", "attention"), [(2, 2 * 0.016 / 2), (4, (0.016 * 0.150) ** 0.5 / 4)], ids=["two groups", "one group"]
+)
+def test_head_groups_attend_to_more_tokens_with_fewer_heads_also_by_tables(size: int, attention: float) -> None:
+    """Two groups make two steps of 2,000 tokens, which take 16 ms with all heads; one attends to all 4,000 at once."""
+    plain = replace(PLAIN, tables=Tables(attention=TABLE, ring=((1000, 3.0), (2000, 16.0))), inside_node_gbps=1e6)
+    cost = CostModel(plain, HeadExchange("Ulysses", size, 1.0))
+    linear = 1000 * plain.linear_us_per_token * 1e-6
+    for found in (cost.ring_seconds(4000.0, 4.0, True), cost.packed_ring_seconds([4000], 4, True, size, True)):
+        assert found == pytest.approx(0.02 + linear + attention, rel=1e-4)

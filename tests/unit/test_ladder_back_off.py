@@ -75,3 +75,14 @@ def test_a_change_for_another_device_does_not_delay_one() -> None:
     other = (Change(95, "Groups", frozenset({DEVICES[5]})),)
     assert isinstance(decide(view(steps=400, changes=other)), Relayout)
     assert decide(view(steps=400, changes=(Change(95, "Groups", frozenset({SLOW})),))) == Keep()
+
+
+@pytest.mark.parametrize(("before", "factor"), [([(0,), (1,)], 2), ([(0,), (0,)], 4), ([(0, 1), (1,)], 4), ([(2,)], 1)])
+def test_of_several_devices_the_one_counts_that_had_most_changes(before: list[tuple[int, ...]], factor: int) -> None:
+    """Changes for each of them once are not two for one of them."""
+    two = {DEVICES[0]: 0.5, DEVICES[1]: 0.5}
+    changes = tuple(Change(step, "Groups", frozenset(DEVICES[d] for d in each)) for step, each in enumerate(before))
+    gains = replace(options(two), layouts=(Option("Groups", THERE, 6.0, 6.0 * 90),))  # six a step
+    for steps, taken in ((90 * factor, True), (90 * factor - 1, False)):
+        one = view(step=1000, speeds=two, since=dict.fromkeys(two, 1000 - steps), options=gains, changes=changes)
+        assert isinstance(decide(one), Relayout) == taken, steps

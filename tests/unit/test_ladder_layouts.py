@@ -9,7 +9,9 @@ import pytest
 
 from coxswain.ladder.decide import decide, differing, slow
 from coxswain.ladder.values import LEAST_GAIN, Action, Change, Keep, Option, Plan, Relayout
-from tests.unit.ladder_views import HERE, SLOW, THERE, options, view
+from tests.unit.ladder_views import DEVICES, HERE, SLOW, THERE, options, view
+
+OTHER = DEVICES[5]
 
 
 @pytest.mark.parametrize("action", ["None", "Warn", "Rebalance"])
@@ -84,3 +86,58 @@ def test_of_changes_from_a_layout_that_cannot_run_the_one_counts_that_ends_the_n
 def test_a_device_at_speed_one_is_not_slow_and_one_that_is_not_named_is_at_speed_one() -> None:
     assert differing({SLOW: 1.0}, {}) == differing({}, {SLOW: 1.0}) == slow({SLOW: 1.0}) == frozenset()
     assert differing({SLOW: 0.5}, {}) == differing({}, {SLOW: 0.5}) == {SLOW}
+
+
+def test_speeds_within_a_twenty_fifth_are_the_same_to_a_layout() -> None:
+    assert differing({SLOW: 0.25}, {SLOW: 0.26}) == differing({SLOW: 0.26}, {SLOW: 0.25}) == frozenset()
+    assert differing({SLOW: 0.25}, {SLOW: 0.261}) == differing({SLOW: 0.261}, {SLOW: 0.25}) == {SLOW}
+
+
+def test_nothing_is_planned_for_a_cluster_without_a_slow_device_that_has_the_layout_for_it() -> None:
+    assert decide(view(speeds={}, planned={}, options=None)) == Keep()
+    assert decide(view(speeds={SLOW: 1.0}, planned={}, options=None)) == Keep()
+
+
+def test_a_change_is_for_the_devices_that_are_not_as_the_layout_was_chosen_for_and_counts_since_they_are_so() -> None:
+    """Another one has been slow for long: the layout makes up for it."""
+    speeds = {SLOW: 0.5, OTHER: 0.5}
+    one = view(speeds=speeds, planned={OTHER: 0.5}, options=options(speeds), since={SLOW: 97, OTHER: 0})
+    rung = decide(one)
+    assert isinstance(rung, Relayout) and rung.devices == {SLOW}
+    assert decide(replace(one, since={SLOW: 98, OTHER: 0})) == Keep()
+
+
+def test_the_loss_counts_since_the_first_of_several_devices_got_slow_and_from_now_on_where_the_onset_is_unknown() -> (
+    None
+):
+    speeds = {SLOW: 0.5, OTHER: 0.5}
+    one = view(speeds=speeds, options=options(speeds))
+    assert isinstance(decide(replace(one, since={SLOW: 97, OTHER: 99})), Relayout)
+    assert decide(replace(one, since={SLOW: 98, OTHER: 99})) == Keep()
+    assert decide(replace(one, since={})) == Keep()
+
+
+def test_a_lost_device_that_is_back_is_taken_in_at_once_though_another_one_has_just_got_slow() -> None:
+    speeds = {OTHER: 0.5}
+    back = view(speeds=speeds, planned={SLOW: 0.0}, since={OTHER: 100}, options=options(speeds))
+    assert isinstance(decide(back), Relayout)
+
+
+def test_a_layout_with_a_dead_device_is_left_at_once_however_short_ago_it_was_changed() -> None:
+    speeds, earlier = {SLOW: 0.0}, (Change(99, "Groups", frozenset({SLOW})),)
+    one = view(speeds=speeds, steps=0, options=options(speeds, stay=math.inf), changes=earlier)
+    assert isinstance(decide(one), Relayout)
+
+
+def test_a_gain_of_just_the_least_is_worth_a_change() -> None:
+    quarter = options({SLOW: 0.5}, stay=8.0, seconds=6.0, change=1.0)
+    assert isinstance(decide(view(options=quarter, seconds=8.0, least_gain=0.25)), Relayout)
+    assert decide(view(options=quarter, seconds=8.0, least_gain=0.2500001)) == Keep()
+
+
+def test_of_two_changes_that_are_due_the_measured_step_says_which_would_have_cost_least() -> None:
+    """Steps take ten times what the planner predicts, so the dearer change has paid after two of them."""
+    both = (Option("Layers", THERE, 11.0, 1.0), Option("Groups", HERE, 10.0, 5.0))
+    for seconds, kind in ((12.0, "Layers"), (120.0, "Groups")):
+        rung = decide(view(steps=3, seconds=seconds, options=replace(options({SLOW: 0.5}), layouts=both)))
+        assert isinstance(rung, Relayout) and rung.kind == kind

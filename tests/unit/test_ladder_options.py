@@ -122,3 +122,22 @@ def test_a_dead_device_leaves_only_layouts_without_it() -> None:
 def test_no_layout_gains_where_staying_is_as_fast_as_the_healthy_cluster() -> None:
     assert can_gain(12.0, 11.0) and can_gain(12.0, 11.99, least_gain=0.0)
     assert not can_gain(12.0, 12.0, least_gain=0.0) and not can_gain(12.0, 12 * (1 - LEAST_GAIN))
+
+
+def searched(monkeypatch: pytest.MonkeyPatch, healthy: float, **least: float) -> bool:
+    """Whether a layout is searched where staying takes 10 s."""
+    costs, layout = costs_of([[1.0] * 4] * 2), uniform_layout(DEVICES, 5)
+    stay, calls = draft_of(costs, layout), list[Costs]()
+    monkeypatch.setattr(ladder_options, "data_only", lambda costs, running: replace(stay, seconds=10.0))
+    monkeypatch.setattr(ladder_options, "healthy_plan", lambda costs: replace(stay, seconds=healthy))
+    monkeypatch.setattr(ladder_options, "levelled", lambda costs, running: None)
+    monkeypatch.setattr(ladder_options, "search", lambda costs: calls.append(costs))
+    options_for(costs, layout, {SLOW: 0.5}, **least)
+    return bool(calls)
+
+
+def test_where_any_gain_counts_a_layout_is_searched_that_gains_less_than_half_a_percent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert searched(monkeypatch, 9.94) and not searched(monkeypatch, 9.96)
+    assert searched(monkeypatch, 9.96, least_gain=0.0) and not searched(monkeypatch, 10.0, least_gain=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -337,3 +338,43 @@ def test_what_is_not_measured_comes_from_the_shipped_file_of_the_device(name: st
 def test_an_unknown_device_needs_a_base() -> None:
     with pytest.raises(Refused, match="--base"):
         base_of("NVIDIA Thing 9")
+
+
+LINKS = replace(RATES, inside_node_gbps=0.8, between_nodes_gbps=0.1, attention_table=(), ring_table=())
+NOTHING = Measured(MODEL, PARAMETERS, 4, (), (), 0.1, ())
+
+
+@pytest.mark.parametrize("across", [True, False])
+def test_what_a_step_sends_goes_over_the_links_that_were_measured(across: bool) -> None:
+    packs = (((100,),), ((200, 100), (50,)), ((400,), (400,), (30,)), ((4000,),), ((90, 80, 70), (1000,)))
+    steps = tuple(Step(each, 0, predicted(Step(each), LINKS, NOTHING, not across)) for each in packs)
+    found = fitted(dataclasses.replace(NOTHING, steps=steps, gbps=0.1 if across else 0.8), LINKS, across)
+    for name in ("update_ns_per_parameter", "linear_tflops", "task_ms", "inside_node_gbps", "between_nodes_gbps"):
+        assert getattr(found, name) == pytest.approx(getattr(LINKS, name), rel=1e-6), name
+
+
+def test_a_ring_and_a_step_are_predicted_over_the_links_between_their_members() -> None:
+    """Keys travel as well as gradients: a step of a ring loses more by a slow link than one of packs."""
+    lost = [
+        predicted(s, LINKS, NOTHING, False) - predicted(s, LINKS, NOTHING, True)
+        for s in (Step(((64,),)), Step(ring=64))
+    ]
+    sent = [step_seconds(LINKS, PARAMETERS, 4, inside) for inside in (False, True)]
+    assert lost[0] == pytest.approx(sent[0] - sent[1]) and lost[1] > lost[0] * 1.0001
+
+
+def test_a_ring_is_a_task_of_its_step_and_none_of_its_packs() -> None:
+    assert [(s.tasks, s.tokens) for s in (Step(((3, 2), (4,)), ring=13), Step(((3, 2), (4,))), Step(ring=13))] == [
+        (3, 9),
+        (2, 9),
+        (1, 0),
+    ]
+
+
+def test_no_time_and_the_same_time_for_more_tokens_are_noise_and_the_rate_at_any_length_is_that_of_the_longest() -> (
+    None
+):
+    points = ((64, 0.0), (128, 1e-3), (256, 1e-3), (512, 5e-3))
+    found = fitted(dataclasses.replace(NOTHING, attention=points, steps=(Step(((9,),), 0, 1.0),)), BASE, None)
+    assert [tokens for tokens, _ in found.attention_table] == [128, 512]
+    assert found.attention_tflops == found.attention_table[-1][1] != found.attention_table[0][1]

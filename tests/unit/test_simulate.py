@@ -407,7 +407,7 @@ def test_the_optimum_counts_each_device_by_its_speed_at_each_time() -> None:
 def test_planning_and_loading_take_longer_where_there_is_more() -> None:
     seconds = [planning_seconds(n) for n in (8, 64, 512, 1024, 4096)]
     assert seconds == sorted(seconds) and len(set(seconds)) == 5
-    assert 4 < load_seconds(world()) < 7  # 7e9 parameters of 14 bytes, 8 devices of 2e9 bytes a second
+    assert 5 < load_seconds(world()) < 5.4  # 5.9e9 parameters of 14 bytes, 8 devices of 2e9 bytes a second
 
 
 def test_rivals_plan_as_long_as_their_publications_say() -> None:

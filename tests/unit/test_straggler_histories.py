@@ -165,11 +165,12 @@ def test_a_suspect_keeps_its_history_in_another_role_so_that_a_little_slower_sti
     assert confirmed(run.step()) == [FIRST]
 
 
-def test_a_device_that_is_well_again_recovers_though_it_pauses_in_every_fifth_step() -> None:
+@pytest.mark.parametrize("pause", [3.0, 6.0])
+def test_a_device_that_is_well_again_recovers_though_it_pauses_in_every_fifth_step(pause: float) -> None:
     run = slowed(1.5, noise=0.0)
     run.steps(12)
     for number in range(30):
-        run.world.slow[FIRST] = 3.0 if number % 5 == 0 else 1.0
+        run.world.slow[FIRST] = pause if number % 5 == 0 else 1.0
         report = run.step()
     assert not report.states.any()
 
@@ -237,3 +238,30 @@ def test_a_straggler_with_figures_is_not_probed() -> None:
     observed(detector, range(40, 60), 3.0)
     observed(detector, range(60, 200), 3.0, probes=probes)
     assert probes == []
+
+
+def learned(*values: float, length: int = 2) -> Baseline:
+    found = Baseline(1, length)
+    for value in values:
+        found.learn(np.array([value == value]), np.array([value]))
+    return found
+
+
+def test_a_history_is_known_with_its_last_step_and_that_is_time_enough() -> None:
+    assert not learned(2.0).settled.any() and np.isnan(learned(2.0).values).all()
+    assert learned(2.0, 3.0).settled.all() and learned(2.0, 3.0).values[0] == 2.0
+
+
+def test_steps_without_figures_are_no_time_for_a_history() -> None:
+    assert not learned(*[np.nan] * 9).settled.any()
+
+
+def test_a_history_that_is_known_does_not_follow_the_device() -> None:
+    assert learned(2.0, 2.0, *[5.0] * 9).values[0] == 2.0
+
+
+def test_a_history_that_was_begun_in_one_world_goes_on_in_the_next() -> None:
+    before, after, rank = learned(2.0, 4.0, length=3), Baseline(2, 3), np.array([1])
+    after.take(before, rank, np.array([0]))
+    after.learn(np.array([True, True]), np.array([9.0, 6.0]))
+    assert np.isnan(after.values[0]) and after.values[1] == 4.0

@@ -9,7 +9,7 @@ import pytest
 
 from bench.detect import ONSET
 from coxswain.stragglers.probes import Probes
-from coxswain.stragglers.values import State, Step, Thresholds
+from coxswain.stragglers.values import Mask, State, Step, Thresholds
 from tests.unit.straggler_runs import FIRST, confirmed, running, slowed
 
 
@@ -68,7 +68,7 @@ def test_one_slow_step_that_lost_more_than_a_probe_takes_is_enough_to_probe(seco
 
 
 def test_one_slow_step_with_a_long_sequence_makes_no_suspect() -> None:
-    for longest, probed in ((5000.0, True), (9000.0, False)):
+    for longest, probed in ((5000.0, True), (6144.0, True), (6145.0, False)):
         run = slowed(1.3, noise=0.0)
         step = run.world.step(run.number, ())
         lengths = np.full(64, 4096.0)
@@ -165,3 +165,73 @@ def test_a_suspect_that_was_cleared_and_gets_slower_is_one_since_then() -> None:
         if not cleared and before == State.SUSPECTED and report.states[FIRST] == State.NORMAL:
             cleared = ONSET + number
     assert report.finding(FIRST).since > cleared
+
+
+NONE, EVERY = np.zeros(4, dtype=bool), np.ones(4, dtype=bool)
+
+
+def answered(
+    seconds: list[float], normal: Mask = EVERY, stragglers: Mask = NONE, kinds: str = "aaaa", first: float | None = None
+) -> list[float]:
+    """Of ranks that all took so long in their first probe; None: it is not known."""
+    probes = Probes([*kinds[: len(seconds)]], Thresholds())
+    if first is not None:
+        probes.first[:] = first
+    count = len(seconds)
+    found = probes.answers(dict(enumerate(seconds)), normal[:count], EVERY[:count], stragglers[:count])
+    return [round(float(value), 3) for value in found]
+
+
+def test_only_normal_ranks_are_a_measure_for_a_probe() -> None:
+    """Of three suspects none is well because the others are as slow."""
+    one_well = np.array([False, False, False, True])
+    assert answered([0.4, 0.4, 0.4, 0.2], one_well)[:3] == [2.0] * 3
+    assert answered([0.4, 0.4, 0.4, 0.2], one_well, first=0.2)[:3] == [2.0] * 3
+
+
+def test_a_rank_beside_which_no_rank_of_its_kind_is_well_has_an_answer_only_as_a_straggler() -> None:
+    alone = np.array([True, False, False, False])
+    suspect, straggler = (answered([0.5, 0.2, 0.2, 0.2], ~alone, stragglers, "abbb")[0] for stragglers in (NONE, alone))
+    assert np.isnan(suspect) and straggler == 2.5
+
+
+def test_a_probe_without_another_one_beside_it_says_something_in_a_world_of_one_rank_alone() -> None:
+    assert answered([0.3], first=0.2) == [1.5]
+    assert np.isnan(answered([0.3])[0]), "nothing is known"
+    assert np.isnan(answered([0.3, np.nan], first=0.2)[0])
+
+
+def test_a_device_that_was_always_slower_is_as_slow_as_it_has_become() -> None:
+    probes = Probes(["a"] * 4, Thresholds())
+    probes.first[:] = [0.4, 0.2, 0.2, 0.2]
+    found = probes.answers({0: 0.6, 1: 0.2, 2: 0.2}, EVERY, EVERY, NONE)
+    assert found[0] == pytest.approx(1.5) and probes.first.tolist() == [0.4, 0.2, 0.2, 0.2]
+
+
+def test_a_first_probe_is_that_of_a_normal_rank_whose_history_is_known() -> None:
+    for normal, known, taken in ((True, True, True), (False, True, False), (True, False, False)):
+        probes = Probes(["a"] * 4, Thresholds())
+        probes.answers(
+            {0: 0.3, 1: 0.2}, np.array([normal, True, True, True]), np.array([known, True, True, True]), NONE
+        )
+        assert (probes.first[0] == 0.3) == taken and probes.first[1] == 0.2
+        probes.answers({1: 0.5}, EVERY, EVERY, NONE)
+        assert probes.first[1] == 0.2, "it stays"
+
+
+def test_suspects_and_ranks_without_a_first_probe_are_asked_once_they_are_healthy_and_have_a_history() -> None:
+    probes, third = Probes(["a"] * 4, Thresholds()), np.arange(4) == 2
+    assert probes.requests(NONE, ~third, EVERY) == (0, 1, 3)
+    assert probes.requests(NONE, EVERY, ~third) == (0, 1, 3)
+    probes.first[:] = 0.2
+    assert probes.requests(NONE, EVERY, EVERY) == ()
+    assert probes.requests(third, ~third, EVERY) == (0, 1, 2, 3)
+    assert probes.requests(third, NONE, EVERY) == (2,)
+
+
+def test_controls_are_of_the_suspects_kind_and_of_any_where_it_has_none() -> None:
+    probes, first = Probes([*"abbb"], Thresholds()), np.arange(4) == 0
+    probes.first[:] = 0.2
+    assert probes.requests(np.arange(4) == 1, np.arange(4) != 1, EVERY) == (1, 2, 3)
+    assert probes.requests(first, ~first, EVERY) == (0, 1, 2, 3)
+    assert probes.requests(first, np.arange(4) == 3, EVERY) == (0, 3)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 from statistics import median_low
 
+import msgspec
 import numpy as np
 import pytest
 
 from bench.detect import ONSET, QUIET, Run, World, steps_to_confirm
 from coxswain.stragglers.detector import Detector
 from coxswain.stragglers.medians import Peers, row_medians
-from coxswain.stragglers.values import Cause, Place, State, Step, Thresholds
+from coxswain.stragglers.values import Cause, Floats, Place, Report, State, Step, Thresholds
 from tests.unit.straggler_runs import FIRST, confirmed, running, slowed
 
 
@@ -141,10 +142,11 @@ def test_ranks_without_figures_keep_their_state_and_do_not_disturb_others() -> N
     assert confirmed(run.steps(10)) == [FIRST, 7]
 
 
-def test_all_ranks_may_be_missing() -> None:
+@pytest.mark.parametrize("longest", [None, np.full(64, 4096.0), np.full(64, np.nan)], ids=["none", "known", "unknown"])
+def test_all_ranks_may_be_missing(longest: Floats | None) -> None:
     run, none = slowed(1.5), np.full(64, np.nan)
     before = run.steps(12)
-    assert run.detector.observe(Step(60, none, none)).findings == before.findings
+    assert run.detector.observe(Step(60, none, none, longest=longest)).findings == before.findings
 
 
 def test_equal_steps_give_equal_reports() -> None:
@@ -180,3 +182,98 @@ def test_workers_that_share_busy_cores_are_no_stragglers(seed: int) -> None:
         report = detector.observe(Step(number, compute, np.full(3, 0.1), probes=answers))
         assert not confirmed(report), report.slowdowns
         asked = report.probes
+
+
+@pytest.mark.parametrize("field", ["stage", "tensor", "kind"])
+def test_ranks_of_another_role_are_no_measure(field: str) -> None:
+    """Their layers may take longer than planned for good. Beside ranks of their own role two of them would be slow."""
+    ranks = [Place(rank, 0, 0, rank, 0, rank, "a") for rank in range(6)]
+    other = {field: "b" if field == "kind" else 1}
+    for roles, suspected in (([msgspec.structs.replace(p, **other) for p in ranks[:2]], False), (ranks[:2], True)):
+        detector, compute = Detector([*roles, *ranks[2:]]), np.array([1.5, 1.5, 1.0, 1.0, 1.0, 1.0])
+        reports = [detector.observe(Step(number, compute, np.ones(6))) for number in range(50)]
+        assert any(report.states.any() for report in reports) == suspected
+
+
+def of_four() -> Detector:
+    """Behind forty steps in which each of four ranks took a second for a second's work."""
+    detector = Detector([Place(rank, 0, 0, rank, 0, rank) for rank in range(4)])
+    for number in range(40):
+        detector.observe(Step(number, np.ones(4), np.ones(4)))
+    return detector
+
+
+def judged(compute: list[float], work: list[float]) -> Report:
+    return of_four().observe(Step(40, np.array(compute), np.array(work)))
+
+
+@pytest.mark.parametrize(("slowdown", "took"), [(2.0, 2), (1.99, 5), (1.1, 5), (1.09, 0)])
+def test_two_short_steps_twice_as_slow_make_a_suspect_and_five_above_the_threshold(slowdown: float, took: int) -> None:
+    detector, work = of_four(), np.full(4, 0.01)
+    compute = work * np.array([slowdown, 1.0, 1.0, 1.0])
+    found = [bool(detector.observe(Step(40 + n, compute, work)).states.any()) for n in range(8)]
+    assert found == [bool(took) and n + 1 >= took for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("first", "probed", "state"),
+    [
+        (True, 1.08, State.CONFIRMED),
+        (True, 1.07, State.NORMAL),
+        (False, 1.11, State.CONFIRMED),
+        (False, 1.08, State.NORMAL),
+    ],
+)
+def test_a_probe_confirms_a_little_sooner_beside_the_devices_own_first_one(
+    first: bool, probed: float, state: State
+) -> None:
+    detector, work = of_four(), np.full(4, 0.01)
+    if first:
+        detector.observe(Step(40, work, work, probes=dict.fromkeys(range(4), 0.2)))
+    slow = work * np.array([1.2, 1.0, 1.0, 1.0])
+    states = [detector.observe(Step(41 + number, slow, work)).states[0] for number in range(6)]
+    assert states[-1] == State.SUSPECTED
+    answers = dict.fromkeys(range(1, 4), 0.2) | {0: 0.2 * probed}
+    assert detector.observe(Step(47, slow, work, probes=answers)).states[0] == state
+
+
+@pytest.mark.parametrize(("well", "state"), [(1, State.CONFIRMED), (2, State.NORMAL)])
+def test_no_probe_confirms_a_rank_of_which_two_of_the_last_five_steps_were_well(well: int, state: State) -> None:
+    """Other work makes its steps slow and fast by turns, and may disturb a probe."""
+    detector, work = of_four(), np.ones(4)
+    detector.observe(Step(40, work, work, probes=dict.fromkeys(range(4), 0.2)))
+    factors = [1.2] * 6 + [1.05] * well + [1.2] * (5 - well)
+    for number, factor in enumerate(factors, 41):
+        answers = {0: 0.24, 1: 0.2, 2: 0.2, 3: 0.2} if number == 40 + len(factors) else {}
+        compute = work * np.array([factor, 1.0, 1.0, 1.0])
+        report = detector.observe(Step(number, compute, work, probes=answers))
+        assert answers or number < 47 or report.states[0] == State.SUSPECTED
+    assert report.states[0] == state
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), 0.0, -1.0])
+def test_figures_that_no_step_has_are_none(bad: float) -> None:
+    for report in (judged([bad, 1.0, 1.0, 1.0], [1.0] * 4), judged([1.0] * 4, [bad, 1.0, 1.0, 1.0])):
+        assert not report.findings
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "lost", "suspected"),
+    [(4.0, 0.0, True), (3.99, 0.0, False), (1.125, 1.5, True), (1.125, 1.49, False), (1.09, 9.0, False)],
+)
+def test_one_step_makes_a_suspect_that_is_four_times_as_slow_or_lost_more_than_a_probe_takes(
+    slowdown: float, lost: float, suspected: bool
+) -> None:
+    """What a step of w seconds of work loses at a slowdown of x is w (x - 1)."""
+    work = lost / (slowdown - 1) if lost else 0.01
+    report = judged([slowdown * work, *[work] * 3], [work] * 4)
+    assert report.states.tolist() == [State.SUSPECTED if suspected else State.NORMAL, 0, 0, 0]
+    assert report.slowdowns[0] == pytest.approx(slowdown if suspected else 1.0)
+    assert report.speeds.tolist() == [1.0] * 4
+
+
+def test_steps_that_are_done_again_may_be_all_of_them() -> None:
+    run = slowed(1.5)
+    run.steps(12)
+    moved = run.detector.moved(run.detector.places, 0)
+    assert moved.observe(Step(0, np.full(64, np.nan), np.full(64, np.nan))).since[FIRST] == 0

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import Constants
 from coxswain.cost.constants import load_hardware
-from coxswain.cost.offload import offload_ratio
+from coxswain.cost.offload import least_share, offload_ratio, offload_shares
 from coxswain.plan.values import Slice, Task
 from coxswain_train.engine import memory
 from coxswain_train.engine.memory import MemoryPolicy, Recompute, TaskMemory, memory_policy
@@ -41,6 +41,19 @@ def test_the_ratio_is_what_can_be_copied_while_a_layer_computes() -> None:
     assert offload_ratio([10**6], CONSTANTS, 32, 1000, 1e8) == 1.0
     assert offload_ratio([], CONSTANTS, 32, 1000, 1e8) == 0.0
     assert offload_ratio([1000], CONSTANTS, 32, 1000, 0.0) == 0.0
+
+
+def test_the_share_that_goes_in_any_task_is_that_of_a_single_token_and_more_where_less_is_kept() -> None:
+    job, found = ParallelConfig(offload="Auto", hardware="h100-80g"), list[float]()
+    recomputes: tuple[Recompute, ...] = ("None", "Selective", "Full")
+    for recompute in recomputes:
+        share, least = (
+            offload_shares(load_hardware("h100-80g"), MODEL, 32000, recompute),
+            least_share(MODEL, job, 32000, recompute),
+        )
+        assert least == share([1]) == share([1] * 9) <= share([4096]) <= 1
+        found.append(least)
+    assert found[0] < found[1] <= found[2] and least_share(MODEL, ParallelConfig(), 32000, "None") == 0.0
 
 
 def ring(tokens: int, members: int) -> Task:

@@ -126,13 +126,23 @@ def _check(name: str, values: Constants | Rates) -> None:
             form = f"it must be at least {LEAST:g} and at most {MOST:g}"
             raise Refused("BadHardware", f"hardware {name!r}: {field} is {value}; {form}")
     for field, points in _tables(values).items():
-        if wrong := faults(points):
+        if wrong := faults(_times(points) if isinstance(values, Rates) else points) or _beyond(points):
             raise Refused("BadHardware", f"hardware {name!r}: {field}: {wrong}")
 
 
 def _tables(values: Constants | Rates) -> dict[str, tuple[Point, ...]]:
-    """Milliseconds by tokens. Those of rates are per FLOP of a token squared: any model's rise as they do."""
+    """As the file has them: milliseconds of one model, or TFLOP/s, by tokens."""
     if isinstance(values, Constants):
         return {"tables.attention": values.tables.attention, "tables.ring": values.tables.ring}
-    tables = {"attention_table": values.attention_table, "ring_table": values.ring_table}
-    return {name: tuple((n, n * n / rate if rate > 0 else rate) for n, rate in table) for name, table in tables.items()}
+    return {"attention_table": values.attention_table, "ring_table": values.ring_table}
+
+
+def _times(rates: tuple[Point, ...]) -> tuple[Point, ...]:
+    """Per FLOP of a token squared: any model's milliseconds rise as they do."""
+    return tuple((n, n * n / rate if rate > 0 else rate) for n, rate in rates)
+
+
+def _beyond(points: tuple[Point, ...]) -> str:
+    """Says which number is beyond all bounds; empty: none."""
+    found = next((value for _, value in points if not LEAST <= value <= MOST), None)
+    return "" if found is None else f"it has {found}; numbers must be at least {LEAST:g} and at most {MOST:g}"

@@ -128,7 +128,7 @@ def _rested(view: View, devices: frozenset[Device], factor: int) -> bool:
 
 def _replacement(view: View, options: Options) -> ReplaceNode | None:
     """The node that costs most, where its part of the loss since its onset reaches the seconds of replacing it."""
-    if view.action != "ReplaceNode" or view.replace is None or not view.nodes:
+    if view.action != "ReplaceNode" or view.replace is None:
         return None
     rows: dict[str, list[Device]] = defaultdict(list)
     for device in sorted(slow(view.speeds)):

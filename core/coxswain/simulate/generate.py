@@ -138,11 +138,12 @@ def coordinator(d: Draw) -> Iterator[Event]:
 
 
 def during_change(d: Draw) -> Iterator[Event]:
-    """A second device gets slow while the layout changes because of a first one; twice a day."""
+    """A second device, if there is one, gets slow while the layout changes because of a first one; twice a day."""
     for t in (25 * MINUTE, *d.arrivals(2 / DAY)):
-        first, second = d.random.sample(range(d.nodes * d.devices), 2)
+        first, *others = d.random.sample(range(d.nodes * d.devices), min(2, d.nodes * d.devices))
         yield Event(t, _device(first, d.devices), "sick", d.random.choice(HOGS), HOUR)
-        yield Event(t, _device(second, d.devices), "armed", d.random.choice(HOGS), HOUR)
+        for second in others:
+            yield Event(t, _device(second, d.devices), "armed", d.random.choice(HOGS), HOUR)
 
 
 def _device(number: int, devices: int) -> str:

@@ -177,7 +177,8 @@ class Ours:
         self._standby.settle(self._speeds, self._layout.standby, run.steps)
 
     def lost(self, run: Run) -> bool:
-        """Survivors go on from memory; without copies, or after a second loss meanwhile, from the checkpoint.
+        """Survivors go on from memory; without copies, or after a second loss meanwhile, or where training stood still, from the
+        checkpoint.
 
         At once without the replicas that lost a device: a better layout follows. Where none is whole they plan first, as mode
         Auto does.
@@ -193,7 +194,7 @@ class Ours:
         if len(gone) == run.world.costs.cluster.devices:
             return False
         assert self._layout
-        whole = self._copies and gone == before
+        whole = self._copies and gone == before and not run.stopped
         quick = without_lost(run.world.costs, self._layout, self._speeds) if whole else None
         if quick:
             self._enter(run, quick.layout, quick.change + self._from_copies(run))

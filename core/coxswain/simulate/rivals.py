@@ -194,7 +194,7 @@ class Rival:
         return (self.kind.find and found and self.kind.find(world, costs, found)) or found
 
     def lost(self, run: Run) -> bool:
-        """From the checkpoint on the best layout for the devices left; in place where the system can."""
+        """From the checkpoint on the best layout for the devices left; in place where the system can, unless it stands still."""
         run.wait(run.settings.loss, "losses")
         truth = run.truth
         costs = run.world.under(truth)
@@ -203,7 +203,7 @@ class Rival:
             return False
         if self.kind.searches:
             run.wait(planning_seconds(run.world.costs.cluster.devices) * truth.planning, "planning")
-        if self.kind.in_place:
+        if self.kind.in_place and not run.stopped:
             run.change(draft, FORM + migration(costs, run.draft, draft).seconds)
         else:
             run.redo()

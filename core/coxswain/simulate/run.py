@@ -19,7 +19,7 @@ from coxswain.ladder.values import REPLACE_SECONDS
 from coxswain.plan.layouts.settle import Draft
 from coxswain.simulate.traces import Trace
 from coxswain.simulate.truth import Timeline, Truth
-from coxswain.simulate.world import World, replicas_of
+from coxswain.simulate.world import World, load_seconds, replicas_of
 from coxswain.stragglers.values import Floats
 
 CHECKPOINT = 600.0  # seconds between checkpoints, which are written beside training
@@ -104,6 +104,7 @@ class Run:
         self.lost: dict[str, float] = defaultdict(float)
         self.plans = self.changes = self.rebalances = 0
         self.part = 0.0
+        self.stopped = False  # for too few devices: the state is in no device's memory any more
         self.use(self.world.healthy)
 
     @property
@@ -146,6 +147,9 @@ class Run:
         if truth.lost and self.devices & truth.lost:
             self._recover()
             return
+        if self.stopped:
+            self._restart()
+            return
         measured = self._measured(truth)
         gone = self.timeline.next_loss(self.now, self.now + measured.seconds, self.devices)
         if gone is not None:
@@ -155,9 +159,16 @@ class Run:
         self.policy.stepped(self, measured)
 
     def _recover(self) -> None:
-        if not self.policy.lost(self):
+        self.stopped = not self.policy.lost(self)
+        if self.stopped:  # what was to change next may have done so while the policy waited
             until = min(self.timeline.next_change(self.now), self.trace.seconds + 1)
-            self.wait(until - self.now, "too few devices")
+            self.wait(max(0.0, until - self.now), "too few devices")
+
+    def _restart(self) -> None:
+        """All devices are there again, and none of them holds the state."""
+        self.stopped = False
+        self.redo()
+        self.wait(self.settings.restart + load_seconds(self.world), "restart")
 
     def _count(self, measured: Measured) -> None:
         left = self.trace.seconds - self.now

@@ -104,7 +104,7 @@ class Run:
         self.lost: dict[str, float] = defaultdict(float)
         self.plans = self.changes = self.rebalances = 0
         self.part = 0.0
-        self.stopped = False  # for too few devices: the state is in no device's memory any more
+        self.stopped = False  # for too few devices: no memory counts as having kept the state
         self.use(self.world.healthy)
 
     @property
@@ -165,7 +165,7 @@ class Run:
             self.wait(max(0.0, until - self.now), "too few devices")
 
     def _restart(self) -> None:
-        """All devices are there again, and none of them holds the state."""
+        """Enough devices are there again, and none of them counts as holding the state."""
         self.stopped = False
         self.redo()
         self.wait(self.settings.restart + load_seconds(self.world), "restart")

@@ -172,7 +172,10 @@ def view_of(pod: Pod) -> PodView:
         deleting=meta.deletion_timestamp is not None,
         created=created,
         scheduled=scheduled,
-        finished=_finished(status.start_time, ended.finished_at, scheduled or created),
+        finished=_by_server(ended.finished_at, status.start_time, scheduled or created),
+        ready_since=_by_server(
+            _condition(status, "Ready", "True").last_transition_time, status.start_time, scheduled or created
+        ),
         deletes_at=_seconds(meta.deletion_timestamp),
         ip=status.pod_ip or "",
         waiting=sys.intern(waiting.reason or ""),
@@ -192,9 +195,9 @@ def view_of(pod: Pod) -> PodView:
     )
 
 
-def _finished(started: str | None, finished: str | None, placed: float) -> float:
+def _by_server(time: str | None, started: str | None, placed: float) -> float:
     """By the control plane's clock, as all other times: the node's own may be wrong, and gives the difference alone."""
-    return placed + _seconds(finished) - _seconds(started) if started and finished else _seconds(finished)
+    return placed + _seconds(time) - _seconds(started) if started and time else _seconds(time)
 
 
 def _image(containers: Iterable[Container], name: str) -> str:

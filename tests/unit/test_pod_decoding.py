@@ -116,14 +116,17 @@ def test_the_trainers_exit_decides_and_not_its_sidecars() -> None:
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 0.0, 90.0, 3600.0])
-def test_the_end_of_a_pod_is_dated_by_the_control_plane_whatever_the_clock_of_its_node_says(ahead: float) -> None:
+def test_what_a_node_says_of_a_pod_is_dated_by_the_control_plane_whatever_the_nodes_clock_says(ahead: float) -> None:
     placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(9010.0)}
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": stamp(9020.0 + ahead)}
     exited = ended("trainer", 1, finishedAt=stamp(9500.0 + ahead))
     pod = trainer(
-        phase="Failed", startTime=stamp(9010.0 + ahead), conditions=[placed], containerStatuses=[exited],
+        phase="Failed", startTime=stamp(9010.0 + ahead), conditions=[placed, ready], containerStatuses=[exited],
     )  # fmt: skip
     pod["metadata"]["creationTimestamp"] = stamp(9000.0)
-    assert pod_view(pod).finished == 9500.0
+    assert (pod_view(pod).finished, pod_view(pod).ready_since) == (9500.0, 9020.0)
+    ready["status"] = "False"
+    assert pod_view(pod).ready_since == 0
 
 
 def test_the_end_of_a_pod_that_no_scheduler_placed_counts_from_its_creation() -> None:

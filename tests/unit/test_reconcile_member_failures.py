@@ -111,6 +111,12 @@ SCENES: dict[str, tuple[Scene, str]] = {
         Scene((COORDINATOR, ended(1, finished=1001.0))), "Error"),
     "a trainer that gave up at an unknown time is its own loss": (
         Scene((SUCCESSOR, ended(1, finished=0.0))), "Error"),
+    "a trainer that gave up before a coordinator of its age was ready was abandoned": (
+        Scene((replace(COORDINATOR, ready_since=AT), ended(1, finished=AT))), "LeftEarly"),
+    "a trainer that gave up once that coordinator was ready is its own loss": (
+        Scene((replace(COORDINATOR, ready_since=AT), ended(1, finished=AT + 1))), "Error"),
+    "a trainer that gave up at an unknown time beside that coordinator is its own loss": (
+        Scene((replace(COORDINATOR, ready_since=AT), ended(1, finished=0.0))), "Error"),
 }  # fmt: skip
 
 

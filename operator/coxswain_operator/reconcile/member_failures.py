@@ -142,12 +142,12 @@ def _resumed_since(ctx: Context, pod: PodView) -> bool:
 
 
 def _abandoned(ctx: Context, pod: PodView) -> bool:
-    """No coordinator works, or only recently: a member that gives up is no failure of its own."""
+    """No coordinator worked, or only recently: a member that gives up is no failure of its own. The operator may look later."""
     coordinator = ctx.coordinator
     if coordinator is None or coordinator.deleting or (coordinator.is_active and not coordinator.ready):
         return True
-    recently = pod.finished != 0 and pod.finished <= coordinator.created + ABANDONED_SECONDS
-    return coordinator.created > pod.created and recently
+    recently = pod.finished <= coordinator.created + ABANDONED_SECONDS and coordinator.created > pod.created
+    return pod.finished != 0 and (recently or pod.finished <= coordinator.ready_since)
 
 
 def _announced_exit_code(ctx: Context) -> int | None:

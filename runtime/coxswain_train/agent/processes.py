@@ -239,7 +239,8 @@ class ForkServer:
         await asyncio.wait({forked}, timeout=self._patience)
         if not forked.done() and self._process is not None:
             log.warning("the process that forks the workers has not answered for %g s: killing it", self._patience)
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
         return await forked
 
     def _request(

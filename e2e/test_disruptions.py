@@ -87,7 +87,7 @@ def test_a_constructor_and_a_trainer_that_hang_are_ended_by_their_kubelet_and_re
     first, second = job.pods("trainer")
     for pod, container in ((first, "constructor"), (second, "trainer")):
         stop(job.site.cluster.plan.cgroup_of(pod["spec"]["nodeName"]), container_id(pod, container))
-    job.wait_for_event("WorkerRestarted", "exit code 137")
+    job.wait_for_event("WorkerRestarted", "exit code 137", 180)  # behind the pod's own grace: it ends with its trainer
     completed(job, baseline, 1, 0)
     assert sorted(constructor(pod)["restartCount"] for pod in job.pods("trainer")) == [0, 1]
 

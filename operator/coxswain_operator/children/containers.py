@@ -35,7 +35,7 @@ TRAINER = Service("trainer", "coxswain_train.agent", names.PORT_AGENT_HTTP)
 GPU = "nvidia.com/gpu"
 # A service that has answered nothing for 70 s hangs, as does a coordinator whose driver does: its container is ended, and what
 # follows is what follows a crash. Peers notice that it hangs, but they cannot end it. A start may take long where an image is
-# read as it is used.
+# read as it is used. The grace is the sidecar's: with its only main container a kubelet ends a pod, after the pod's own.
 LIVENESS = {
     "initialDelaySeconds": 300,
     "periodSeconds": 10,

@@ -46,9 +46,8 @@ class Checkout:
         }  # fmt: skip
         command = [sys.executable, "-m", "e2e.tools.build", *names]
         return subprocess.Popen(
-            command, cwd=self.folder, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # below nohup it would be ignored
-        )  # fmt: skip
+            command, cwd=self.folder, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
 
     def build(self, *names: str) -> tuple[int, str, str]:
         """Exit code, output, errors."""

@@ -11,10 +11,8 @@ import pytest
 def pytest_configure():
     """What a shell runs in its background ignores SIGINT, and below nohup SIGHUP; so would every process that a test starts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        signal.signal(
-            signal.SIGHUP, lambda *_: None
-        )  # still ignored here: of a handler, a program that is started knows nothing
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # a handler ignores it here too, and no program inherits one
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 
@@ -154,6 +154,7 @@ def view_of(pod: Pod) -> PodView:
     unplaced = placed if placed.status == "False" else _NO_CONDITION
     created, scheduled = _seconds(meta.creation_timestamp), _seconds(placed.last_transition_time)
     scheduled = scheduled if placed.status == "True" else 0.0
+    dated = partial(_by_server, started=status.start_time, placed=scheduled or created)
     return PodView(
         name=meta.name,
         uid=meta.uid,
@@ -172,10 +173,8 @@ def view_of(pod: Pod) -> PodView:
         deleting=meta.deletion_timestamp is not None,
         created=created,
         scheduled=scheduled,
-        finished=_by_server(ended.finished_at, status.start_time, scheduled or created),
-        ready_since=_by_server(
-            _condition(status, "Ready", "True").last_transition_time, status.start_time, scheduled or created
-        ),
+        finished=dated(ended.finished_at),
+        ready_since=dated(_condition(status, "Ready", "True").last_transition_time),
         deletes_at=_seconds(meta.deletion_timestamp),
         ip=status.pod_ip or "",
         waiting=sys.intern(waiting.reason or ""),

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from coxswain_operator.local.probes import Prober, probe_url
+from coxswain_operator.local.probes import Prober, number, probe_url
 
 
 @pytest.fixture
@@ -58,3 +58,11 @@ def test_a_named_port_is_that_of_the_container():
     container = {"name": "main", "ports": [{"name": "http", "containerPort": 7400}]}
     probe = {"httpGet": {"port": "http", "path": "/readyz", "scheme": "HTTPS"}}
     assert probe_url(probe, container, "127.64.0.1") == "https://127.64.0.1:7400/readyz"
+
+
+@pytest.mark.parametrize(
+    ("field", "default"),
+    [("initialDelaySeconds", 0), ("periodSeconds", 10), ("timeoutSeconds", 1), ("failureThreshold", 3)],
+)
+def test_a_field_of_a_probe_that_is_absent_or_zero_has_kubernetes_default(field, default):
+    assert [number(probe, field) for probe in ({}, {field: 0}, {field: 7})] == [default, default, 7]

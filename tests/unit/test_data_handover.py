@@ -30,13 +30,13 @@ def arrays(generation: int = 1, step: int = 0, tokens: int = 4) -> StepArrays:
 
 
 @contextmanager
-def served(provide: Provide, token: str = "t") -> Iterator[Callable[[str], Handover]]:
+def served(provide: Provide, token: str = "t") -> Iterator[Callable[..., Handover]]:
     before, name = set(threading.enumerate()), f"\0coxswain-test-{uuid.uuid4()}"
     server = HandoverServer(name, token, provide)
     clients: list[Handover] = []
 
-    def connect(sent: str = token) -> Handover:
-        clients.append(Handover(name, sent))
+    def connect(sent: str = token, **limits: float) -> Handover:
+        clients.append(Handover(name, sent, **limits))
         return clients[-1]
 
     try:

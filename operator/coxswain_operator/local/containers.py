@@ -131,8 +131,7 @@ class Container:
         self._set_ready(True)
         failures = 0
         while readiness:
-            await asyncio.sleep(number(readiness, "periodSeconds"))
-            failures = 0 if await self._frame.probe(readiness) else failures + 1
+            failures = await self._failures(readiness, failures)
             self._set_ready(failures < number(readiness, "failureThreshold") if failures else True)
 
     async def _watch_liveness(self, process: Process) -> None:
@@ -144,10 +143,14 @@ class Container:
         await asyncio.sleep(number(liveness, "initialDelaySeconds"))
         failures = 0
         while failures < number(liveness, "failureThreshold"):
-            await asyncio.sleep(number(liveness, "periodSeconds"))
-            failures = 0 if await self._frame.probe(liveness) else failures + 1
+            failures = await self._failures(liveness, failures)
         log.warning("container %s is ended: it has not answered its liveness probe %d times", self.name, failures)
         await process.stop(liveness.get("terminationGracePeriodSeconds", self._frame.grace))
+
+    async def _failures(self, probe: dict[str, Any], before: int) -> int:
+        """How many probes have failed in a row, with the next one. `before`: without it."""
+        await asyncio.sleep(number(probe, "periodSeconds"))
+        return 0 if await self._frame.probe(probe) else before + 1
 
     async def _until_success(self, probe: dict[str, Any]) -> None:
         """Probes more often than a kubelet, so that a local run does not wait for whole seconds."""

@@ -229,7 +229,7 @@ class ForkServer:
                 forked.cancel()
             if isinstance(error, ConnectionError):  # also where the event loop has not seen the end yet
                 raise await self._ended() from error
-            if forked is not None and forked.done() and not forked.cancelled() and forked.exception() is None:
+            if forked is not None and not forked.cancelled() and forked.exception() is None:
                 os.close(forked.result()[1])  # the answer came as the caller was cancelled
             raise
         return WorkerHandle(device, handle, fault_file, ours, self._running[pid])

@@ -214,6 +214,20 @@ async def test_an_agent_with_a_worker_that_cannot_be_killed_ends_with_all_its_pr
         assert not any(is_alive(worker["pid"]) for worker in before)
 
 
+async def test_an_agent_that_is_ended_beside_a_worker_that_cannot_be_killed_leaves_no_process(tmp_path, coordinator):
+    async with Started(coordinator.url, tmp_path, FOREVER) as started:
+        coordinator.publish(world(1))
+        before = await workers(tmp_path, 1, 2)
+        server = started.agent._fork_server
+        for worker in started.agent._workers:
+            worker.patience = 0.05
+        os.kill(server._process.pid, signal.SIGSTOP)
+        started.running.cancel()
+        await asyncio.wait_for(asyncio.wait({started.running}), 30)
+        assert server._process.returncode == -9
+        assert not any(is_alive(worker["pid"]) for worker in before)
+
+
 async def test_what_is_open_of_a_worker_is_closed_although_what_closes_it_is_cancelled():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import msgspec
@@ -30,22 +28,17 @@ from coxswain.config import (
 )
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.layout import Device, uniform_layout
-from coxswain.live import Holder, LiveSource
 from coxswain_link.environment import Environment
 from coxswain_link.handover import HandoverServer
 from coxswain_link.step_buffer import Buffer, pack
 from coxswain_link.store import open_store
-from coxswain_train.checkpoint import save_load
-from coxswain_train.checkpoint.snapshots import HostSnapshots
 from coxswain_train.engine.draws import seed_draws
 from coxswain_train.engine.engine import StepInput, StepResult
-from coxswain_train.live.claims import NotHeld
 from coxswain_train.live.state import Cut, LiveState
 from coxswain_train.parallel import process_groups
 from coxswain_train.parallel.state import State
 from coxswain_train.worker import release, worker, worlds
 from coxswain_train.worker.assignments import Assignment, Leave
-from coxswain_train.worker.world_check import WorldCheck
 from tests.distributed import training
 from tests.fake_coordinator import FakeCoordinator
 from tests.step_samples import LENGTH, arrays, plan
@@ -271,31 +264,6 @@ def test_a_worker_of_an_older_generation_is_stale(run: Any) -> None:
         run(OneRankCoordinator(generation=2), agent_goes=True)
 
 
-def unable_to_take_over(error: Exception) -> tuple[worker.Worker, LiveState]:
-    """A worker that holds state as before step 5, and whose next world raises this in the change; and what it holds."""
-
-    class Broken:
-        def take_over(self, *_: Any) -> None:
-            raise error
-
-    one, live = worker.Worker.__new__(worker.Worker), LiveState()
-    live.begin(Cut(1, 0, 5, State()))
-    one._live, one._engine, one._world = live, Broken(), OneRankCoordinator().current  # type: ignore[assignment]
-    return one, live
-
-
-@pytest.mark.parametrize(
-    ("error", "kept"), [(NotHeld("it holds nothing"), True), (Retryable("contents differ"), False)]
-)
-def test_a_worker_keeps_what_it_holds_where_another_rank_lacks_what_the_source_says_and_forgets_it_at_any_other_fault(
-    error: Retryable, kept: bool
-) -> None:
-    one, live = unable_to_take_over(error)
-    with pytest.raises(worker.StateNotTaken, match=f"generation 1, step 5: {error}"):
-        one._take_over(LiveSource(1, LAYOUT, 5, (Holder(0, 0),)))
-    assert (live.current is not None) == kept
-
-
 def test_a_worker_whose_save_before_a_change_fails_ends_with_the_reason(run: Any, tmp_path: Path) -> None:
     """The change waits for the manifest, while the worker's heartbeats go on."""
     (tmp_path / "shards").write_text("a file where shards belong")
@@ -303,45 +271,6 @@ def test_a_worker_whose_save_before_a_change_fails_ends_with_the_reason(run: Any
     with pytest.raises(Retryable, match="shards"):
         run(coordinator, agent_goes=True)
     assert not coordinator.saves
-
-
-class Slow(HostSnapshots):
-    """Whose copies are done once `written` is set."""
-
-    def __init__(self) -> None:
-        self.written = threading.Event()
-
-    def take(self, state: Any) -> Any:
-        return [], SimpleNamespace(wait=bool, synchronize=self.written.wait)
-
-
-def directive_of(end: Literal["Completed", "Suspended", "Moved", ""]) -> wire.StepDirective:
-    return wire.StepDirective(step=5, checkpoint=True, end=end, plan=None)
-
-
-@pytest.mark.parametrize(
-    "wait",
-    [
-        lambda one: one._await_save(),
-        lambda one: one._save(directive_of("")),
-        lambda one: one._leave(directive_of("Completed")),
-        lambda one: one._leave(directive_of("Suspended")),
-    ],
-    ids=["before a change", "before the next save", "at the end", "at a stop"],
-)
-def test_a_save_that_is_under_way_keeps_no_worker_in_a_world_that_is_over(
-    tmp_path: Path, wait: Callable[[worker.Worker], Any]
-) -> None:
-    """Else its agent ends it, and with it the state that it holds."""
-    one, slow, over = worker.Worker.__new__(worker.Worker), Slow(), iter([False, True])
-    one._saver, one._assignment = save_load.Saver(open_store(f"file://{tmp_path}"), slow), Assignment(7, 0)
-    one._check_world = WorldCheck(7, lambda: next(over))
-    one._saver.begin({}, lambda *_: None)
-    with pytest.raises(Stale, match="generation 7 is over"):
-        wait(one)
-    assert next(over, None) is None, "it has looked twice"
-    slow.written.set()
-    one._saver.wait()
 
 
 def test_a_worker_that_waits_for_a_directive_leaves_a_world_that_is_over(run: Any) -> None:
@@ -370,65 +299,6 @@ def test_a_worker_that_waits_for_a_directive_leaves_a_world_that_is_over(run: An
     with pytest.raises(Stale, match="generation 1 is over"):
         run(coordinator)
     assert [r.step for r in coordinator.reports] == [0, 1] and len(asked) <= 3
-
-
-class Sent:
-    """An outbox that sends at once. Peers have saved when it is asked for the nth time, and have written so many parts before."""
-
-    def __init__(self, after: int, parts: int = 0) -> None:
-        self._left, self._parts, self.saving = after, parts, 0
-
-    def flush(self, seconds: float, saved: int = 0) -> None:
-        raise Retryable("not all is saved")
-
-    def has_sent(self, seconds: float, saved: int = 0) -> bool:
-        self._left -= saved > 0
-        self.saving = min(self.saving + (saved > 0), self._parts)
-        return not saved or self._left < 0
-
-
-def at_the_end(tmp_path: Path, after: int, over: Iterable[bool]) -> worker.Worker:
-    """A worker that has saved what it holds, and whose peers have not."""
-    one, looks = worker.Worker.__new__(worker.Worker), iter(over)
-    one._saver, one._assignment = save_load.Saver(open_store(f"file://{tmp_path}")), Assignment(7, 0)
-    one._check_world, one._outbox = WorldCheck(7, lambda: next(looks)), Sent(after)  # type: ignore[assignment]
-    return one
-
-
-def test_a_worker_that_has_saved_all_at_the_end_waits_for_its_peers_as_long_as_the_world_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before, it gave up after ten minutes, and the others saved all that they had again."""
-    hours = itertools.count(step=3600)
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: float(next(hours))))
-    assert at_the_end(tmp_path, 9, [False] * 9)._leave(directive_of("Completed")) == 0
-    with pytest.raises(Stale, match="generation 7 is over"):
-        at_the_end(tmp_path, 9, [False, True])._leave(directive_of("Completed"))
-
-
-@pytest.mark.parametrize(("parts", "looks"), [(9, 9), (4, 6), (0, 2)])
-def test_a_worker_at_a_stop_waits_for_its_peers_as_long_as_they_write_parts_of_their_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int, looks: int
-) -> None:
-    """Each look takes 20 s. Before, it left after 10 s, and where the coordinator failed behind that its part of the save was
-    lost."""
-    asked = list[None]()
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: float(20 * len(asked))))
-    one = at_the_end(tmp_path, 9, [])
-    one._outbox, one._check_world = Sent(9, parts), WorldCheck(7, lambda: bool(asked.append(None)))  # type: ignore[assignment]
-    assert one._leave(directive_of("Suspended")) == 3
-    assert len(asked) == looks
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("no room")])
-def test_a_worker_whose_memory_cannot_hold_a_change_forgets_so_the_next_world_begins_at_a_checkpoint(
-    error: Exception,
-) -> None:
-    """The same change would fail in world after world, until they end the job."""
-    one, live = unable_to_take_over(error)
-    with pytest.raises(type(error), match=str(error)):
-        one._take_over(LiveSource(1, LAYOUT, 5, (Holder(0, 0),)))
-    assert live.all_held(0) == ()
 
 
 class Noted(worker.Engine):

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from math import inf
 from typing import NoReturn
 
 import torch
@@ -21,7 +20,6 @@ from coxswain import names, wire
 from coxswain.copies import wards_of
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain.exits import Exit
-from coxswain.live import LiveSource
 from coxswain.stragglers.surprise import StepLengths
 from coxswain_link import garbage
 from coxswain_link.environment import Environment, leave, run_service
@@ -33,25 +31,23 @@ from coxswain_link.plan_feed import PlanFeed
 from coxswain_link.step_buffer import columns_of
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
-from coxswain_train.checkpoint.listings import LARGE_WORLD
 from coxswain_train.checkpoint.snapshots import snapshots_of
 from coxswain_train.engine.engine import Engine, StepResult
 from coxswain_train.engine.memory import memory_policy
 from coxswain_train.engine.schedule import learning_rate
-from coxswain_train.live.claims import NotHeld
 from coxswain_train.live.state import LiveState
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient, saved_step
-from coxswain_train.worker.prefetch import PATIENCE, BatchPrefetcher
+from coxswain_train.worker.prefetch import BatchPrefetcher
 from coxswain_train.worker.rendezvous import fetch_world, rendezvous
+from coxswain_train.worker.saves import Saves
+from coxswain_train.worker.takeover import take_over
 from coxswain_train.worker.world_check import WorldCheck
-from coxswain_train.worker.worlds import StateNotTaken, is_out_of_memory, run_worlds
+from coxswain_train.worker.worlds import run_worlds
 
 log = logging.getLogger(__name__)
 
-_DRAIN_SECONDS = 30.0  # seconds to stay at a suspension in which no peer writes a part of its save
-_LOOK_SECONDS = 0.1  # between two looks for the end of a world
 _FLUSH_SECONDS = 2.0  # to send what is unsent of a world that is left
 
 
@@ -123,6 +119,7 @@ class Worker:
         self._computing: tuple[wire.StepPlan, int] | None = None  # a step without a report, and its part of the digest
         self._saver = save_load.Saver(store, snapshots_of(self._device))
         self._outbox = Outbox(client, wire.Heartbeat(assignment.generation, assignment.rank, begun=-1))
+        self._saves = Saves(self._saver, self._outbox, self._check_world, assignment.rank, len(world.seats))
         self._feed = PlanFeed(client, assignment.generation, world.first_step, rank=assignment.rank)
         seat = world.seats[assignment.rank]
         columns = columns_of(world.layout, seat)
@@ -161,9 +158,9 @@ class Worker:
         while True:
             directive = self._directive(step)
             if directive.checkpoint:
-                self._save(directive)
+                self._saves.begin(directive, self._engine.boxes)
             if directive.end == "Moved":
-                self._await_save()
+                self._saves.wait()
                 return None
             if directive.end:
                 return self._leave(directive)
@@ -198,7 +195,8 @@ class Worker:
         """Takes the state from ranks that hold it, or fills it from the world's checkpoint, or initialises it from the seed."""
         key = self._world.checkpoint
         if self._world.live:
-            self._take_over(self._world.live)
+            nodes = self._world.nodes or ()
+            take_over(self._engine, self._live, self._world.live, nodes, self._assignment.rank)
             return
         if not key:
             job = self._env.job
@@ -208,19 +206,6 @@ class Worker:
         save_load.load(self._store, manifest.shards, self._engine.make_room(), self._outbox.advance)
         self._engine.begin(self._world.first_step)
         log.info("rank %d resumes at step %d from %s", self._assignment.rank, self._world.first_step, key)
-
-    def _take_over(self, source: LiveSource) -> None:
-        try:
-            self._engine.take_over(source, self._world.nodes or ())
-        except Retryable as error:
-            if not isinstance(error, NotHeld):
-                self._live.forget()  # it would be no better in the next world: that begins at a checkpoint
-            raise StateNotTaken(f"generation {source.generation}, step {source.step}: {error}") from error
-        except Exception as error:
-            if is_out_of_memory(error):  # the same change would fail again
-                self._live.forget()
-            raise
-        log.info("rank %d goes on at step %d from living state", self._assignment.rank, source.step)
 
     def _directive(self, step: int) -> wire.StepDirective:
         while True:
@@ -269,50 +254,8 @@ class Worker:
         )  # fmt: skip
         self._outbox.put("/v1/reports", plan.step, report)
 
-    def _save(self, directive: wire.StepDirective) -> None:
-        self._await_save()
-        generation, rank, step = self._assignment.generation, self._assignment.rank, directive.step
-        ranks, outbox = len(self._world.seats), self._outbox  # no more of this world: a save may outlive it
-
-        def report(shards: tuple[wire.Shard, ...], seconds: float) -> None:
-            saved = wire.ShardsSaved(generation, step, rank, ranks, shards, seconds, directive.end)
-            outbox.put("/v1/saved", step, saved)
-
-        large = ranks >= LARGE_WORLD
-        self._saver.begin(self._engine.boxes(), report, generation, sidecars=large, progress=outbox.advance)
-
-    def _await_save(self) -> None:
-        """Raises the error of the save that is under way: behind one before a change or the end no later step would raise it.
-        A save may hang: raises Stale where the world is over, since the state in memory counts then."""
-        while not self._saver.has_ended(_LOOK_SECONDS):
-            self._check_world()
-        self._saver.check()
-
-    def _await_saved(self, seconds: float, step: int = 0) -> None:
-        """Waits until all is sent, and the steps below this one are in a checkpoint. Raises as `_await_save`, Retryable after so
-        many seconds in which no rank has written a part of the last checkpoint."""
-        end, saving = time.monotonic() + seconds, self._outbox.saving
-        while not self._outbox.has_sent(_LOOK_SECONDS, step):
-            self._check_world()
-            if self._outbox.saving != saving:
-                end, saving = time.monotonic() + seconds, self._outbox.saving
-            if time.monotonic() >= end:
-                self._outbox.flush(0.0, step)
-
     def _leave(self, directive: wire.StepDirective) -> int:
-        """Waits for the manifest: a new coordinator may need the reports again.
-
-        All ranks agree where the data or the steps end. On a stop they may not, if the coordinator ended just then:
-        a peer that trains on alone waits for this rank to leave, so this rank leaves also without a manifest, once no peer writes
-        a part of it. Elsewhere the coordinator decides how long a peer may save.
-        """
-        self._await_save()
-        self._await_saved(PATIENCE)
-        try:
-            self._await_saved(inf if directive.end == "Completed" else _DRAIN_SECONDS, directive.step)
-        except Retryable:
-            if directive.end == "Completed":
-                raise
+        self._saves.wait_at_end(directive)
         log.info("rank %d leaves before step %d: %s", self._assignment.rank, directive.step, directive.end)
         leave_world()
         return Exit.DONE if directive.end == "Completed" else Exit.STOPPED

@@ -133,20 +133,37 @@ def test_an_abort_ends_the_wait_for_a_key_that_no_rank_sets(tmp_path: Path) -> N
     timer.join()
 
 
+class Counted(socket.socket):
+    """Counts the reads that have begun."""
+
+    begun: threading.Semaphore
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        self.begun.release()
+        return super().recv(size, flags)
+
+
 class Agent:
     """The agent's end of the socket for assignments."""
 
     def __init__(self) -> None:
         self.channel, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._reads = threading.Semaphore(0)
+        theirs = Counted(fileno=mine.detach())
+        theirs.begun = self._reads
         self.aborted = threading.Event()
         self.held: tuple[Held, ...] = ()
-        self.assignments = AssignmentChannel(mine, self.aborted.set, lambda: self.held)
+        self.assignments = AssignmentChannel(theirs, self.aborted.set, lambda: self.held)
 
     def assign(self, generation: int) -> None:
         self.channel.send(msgspec.json.encode(Assignment(generation, 0)))
 
     def leave(self, generation: int) -> None:
         self.channel.send(msgspec.json.encode(Leave(generation)))
+
+    def reads(self, orders: int) -> bool:
+        """Whether the worker begins to read so many orders, each once it has handled the one before."""
+        return all(self._reads.acquire(timeout=10) for _ in range(orders))
 
     def hears(self) -> Assignment | Leaving | Left:
         self.channel.settimeout(10)
@@ -188,7 +205,6 @@ def test_a_world_is_aborted_only_when_it_is_over_and_the_worker_acknowledges_eac
 def test_a_worker_waits_for_no_world_that_it_could_not_hear_of(agent: Agent) -> None:
     agent.channel.send(b"no order")
     assert agent.assignments.next(600) is None
-    agent.assignments._thread.join(10)
 
 
 @pytest.mark.parametrize("held", [(Held(0, 1, 0, 5),), ()])
@@ -210,8 +226,7 @@ def test_a_worker_that_is_to_leave_before_it_waits_for_its_first_world_says_so_a
     worker = agent.assignments
     agent.assign(1)
     agent.leave(1)
-    with worker._change:
-        assert worker._change.wait_for(lambda: worker._over == 1, 10)
+    assert agent.reads(3), "the worker has handled both"
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(worker.next, 10)
         assert agent.said() == Left(0, ())

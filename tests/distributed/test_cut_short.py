@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coxswain_train.engine.engine import Engine
+from coxswain_train.parallel.process_groups import settle
 from tests.distributed import training
 from tests.distributed.reference import Stream
 from tests.distributed.threads import ThreadWorld, run_threads
@@ -59,10 +59,9 @@ def test_the_device_has_ended_all_that_was_enqueued_before_the_abort_is_looked_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before that the host does not know how an exchange ends."""
-    engine, said = object.__new__(Engine), list[str]()
-    engine._device = torch.device("cuda")
-    engine._world = SimpleNamespace(check=lambda: said.append("check"))  # type: ignore[assignment]
+    said = list[str]()
+    world = SimpleNamespace(check=lambda: said.append("check"))
     stream = SimpleNamespace(synchronize=lambda: said.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
-    engine._settle()
+    settle(world, torch.device("cuda"))  # type: ignore[arg-type]
     assert said == ["synchronize", "check"]

@@ -92,8 +92,8 @@ def stepped(world: ThreadWorld) -> tuple[Tensor, Tensor, Tensor, float]:
     )
     before = masters.clone()
     engine.before_update = lambda: settled.append(masters.clone())
-    engine._share = CoreShare(lambda: next(held), lambda: next(ran))
-    engine._probe = SimpleNamespace(seconds=lambda share: share)  # type: ignore[assignment]
+    engine.share = CoreShare(lambda: next(held), lambda: next(ran))
+    engine.short_probe = SimpleNamespace(seconds=lambda share: share)  # type: ignore[assignment]
     engine.step(training.work_of(STREAM, 0, random_plan(STREAM.lengths, 1, 0), 0), time.perf_counter())
     return before, *settled, masters, engine.probe()
 
@@ -244,9 +244,8 @@ def test_a_box_is_read_in_pieces_of_bounded_size_and_nothing_beside_it(
 ) -> None:
     values = torch.arange(320.0).view(SHAPE)
     safetensors.torch.save_file({"w": values}, tmp_path / "model.safetensors")
-    monkeypatch.setattr(foreign_files, "PIECE_BYTES", piece)
     sizes, room = ranges(monkeypatch), torch.zeros(13, 8)
-    load_pretrained(f"file://{tmp_path}", {Box("w", (7, 0), (13, 8)): room}, {"w": SHAPE})
+    load_pretrained(f"file://{tmp_path}", {Box("w", (7, 0), (13, 8)): room}, {"w": SHAPE}, piece_bytes=piece)
     assert torch.equal(room, values[7:20])
     assert sum(sizes[2:]) == 13 * 8 * 4
     assert max(sizes[2:]) <= max(piece, 8 * 4)
@@ -379,7 +378,6 @@ def test_weights_that_are_replaced_while_they_are_read_are_refused(
 ) -> None:
     """Rows of both would be trained on."""
     safetensors.torch.save_file({"w": torch.ones(SHAPE)}, tmp_path / "model.safetensors")
-    monkeypatch.setattr(foreign_files, "PIECE_BYTES", 100)
     plain, sizes = Store.get_range, list[int]()
 
     def replaced(self: Store, key: str, start: int, stop: int, etag: str = "") -> bytes:
@@ -390,7 +388,8 @@ def test_weights_that_are_replaced_while_they_are_read_are_refused(
 
     monkeypatch.setattr(Store, "get_range", replaced)
     with pytest.raises(Refused, match=r"model\.safetensors was replaced since it was listed"):
-        load_pretrained(f"file://{tmp_path}", {full_box("w", SHAPE): torch.zeros(SHAPE)}, {"w": SHAPE})
+        room = {full_box("w", SHAPE): torch.zeros(SHAPE)}
+        load_pretrained(f"file://{tmp_path}", room, {"w": SHAPE}, piece_bytes=100)
 
 
 SHORT = (

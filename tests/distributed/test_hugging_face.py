@@ -23,6 +23,7 @@ from coxswain.errors import Refused
 from coxswain.planlog import manifest_key
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint.export import export, main
+from coxswain_train.checkpoint.foreign_files import PIECE_BYTES
 from coxswain_train.checkpoint.pretrained import load_pretrained
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.llama import Llama
@@ -69,11 +70,13 @@ def their_logits(folder: Path) -> Tensor:
     return found(TOKENS[None].clamp(max=found.config.vocab_size - 1)).logits[0]
 
 
-def ours(uri: str, model: ModelConfig, vocabulary: int = training.VOCABULARY, ids: int = 0) -> Llama:
+def ours(
+    uri: str, model: ModelConfig, vocabulary: int = training.VOCABULARY, ids: int = 0, piece_bytes: int = PIECE_BYTES
+) -> Llama:
     """What the weights lack is random, as in a job that begins."""
     found, draw = Llama(model, vocabulary, ids=ids), torch.Generator().manual_seed(3)
     state = {full_box(name, tuple(p.shape)): p.data.normal_(generator=draw) for name, p in found.weights().items()}
-    load_pretrained(uri, state, {box.name: box.shape for box in state}, model=model, ids=ids)
+    load_pretrained(uri, state, {box.name: box.shape for box in state}, model=model, ids=ids, piece_bytes=piece_bytes)
     found.leave_out_empty_rows()
     return found
 

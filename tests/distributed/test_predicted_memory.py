@@ -82,6 +82,13 @@ class Mirror:
     def arrived(self) -> None: ...
 
 
+class InMirrors(Engine):
+    """Whose rings have other members beside a world of one rank."""
+
+    def ring(self, replicas: tuple[int, ...]) -> Mirror:
+        return Mirror()
+
+
 def two_tasks(tokens: int, members: int = 1) -> Plan:
     """Packs, or with more members rings of one head group, of so many tokens a member."""
     whole = [tokens * members] * 2
@@ -97,11 +104,10 @@ def measured(world: ThreadWorld, model: ModelConfig, rows: int, tokens: int, wor
     """The most bytes at one time in a step of two tasks, with weights and the optimizer's state."""
     layout = layout_of([(1, model.layers)])
     stream, members = Stream(lengths=(tokens * 2, tokens * 2), vocabulary=rows), 2 if work.exchanges else 1
-    engine = Engine(
+    engine = InMirrors(
         model, rows, training.OPTIMIZER, 10, layout, layout.ranks()[0], world, torch.device("cpu"), dtype,  # type: ignore[arg-type]
         memory=MemoryPolicy(work.recompute, lambda _: work.offload, Away()),
     )  # fmt: skip
-    engine._ring = lambda _: Mirror()  # type: ignore[method-assign]
     engine.initialise(training.SEED)
     step = training.work_of(stream, 0, two_tasks(tokens, members), 0)
     held = [*engine.model.weights().values(), *(x for boxes in engine.boxes().values() for x in boxes.values())]
@@ -148,14 +154,13 @@ def measured_with_a_twin(model: ModelConfig, rows: int, tokens: int, dtype: torc
 
 
 @pytest.mark.parametrize("shape", ["mostly weights", "mostly weights in bf16"])
-def test_the_predicted_peak_has_the_copies_of_another_rank_s_shard(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_predicted_peak_has_the_copies_of_another_rank_s_shard(shape: str) -> None:
     """Its optimizer state all the time, and its gradient until the update."""
-    monkeypatch.setattr(memory, "BUCKETS", 0)  # a model of these sizes fills none
     model, rows, tokens, dtype = SHAPES[shape]
     layout, specs = layout_of([(1, model.layers)], [(1, model.layers)]), parameter_specs(model, rows)
     without, predicted = (
-        peaks(model, specs, layout, Workload(dtype.itemsize, tokens, copies=copies))[0, 0, 0].total
-        for copies in (False, True)
+        peaks(model, specs, layout, Workload(dtype.itemsize, tokens, copies=copies, buckets=0))[0, 0, 0].total
+        for copies in (False, True)  # a model of these sizes fills no bucket
     )
     assert without == pytest.approx(measured_with_a_twin(model, rows, tokens, dtype, False), rel=0.1)
     assert predicted == pytest.approx(measured_with_a_twin(model, rows, tokens, dtype, True), rel=0.1)
@@ -304,7 +309,7 @@ def test_the_loss_takes_what_is_predicted_for_it(dtype: torch.dtype, tokens: int
     x, head = torch.randn(tokens, hidden).to(dtype).requires_grad_(), torch.randn(rows, hidden).to(dtype)
     labels = torch.zeros(tokens, dtype=torch.int64)
     widths = memory.Widths(hidden=hidden, query=hidden, key=hidden, inner=64, heads=4, rows=rows)
-    predicted = memory._loss_transient(widths, Workload(dtype.itemsize, tokens))
+    predicted = memory.loss_transient(widths, Workload(dtype.itemsize, tokens))
     found = peak_bytes(lambda: linear_cross_entropy(x, head.requires_grad_(), labels))
     assert predicted == pytest.approx(found, rel=0.1)
     loss = linear_cross_entropy(x, head.requires_grad_(), labels)

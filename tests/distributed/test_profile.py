@@ -92,7 +92,7 @@ def test_a_step_without_a_ring_has_packs_alone() -> None:
 def stepped(world: ThreadWorld) -> list[StepInput]:
     """What the engine of a rank gets in two steps."""
     machine, works = machine_of(world), list[StepInput]()
-    machine._engine.step = lambda work, _: works.append(work)  # type: ignore[assignment, method-assign, return-value]
+    machine.engine.step = lambda work, _: works.append(work)  # type: ignore[assignment, method-assign, return-value]
     for _ in range(2):
         machine.step(Step(packs=((3, 4),), ring=16))
     return works
@@ -120,7 +120,7 @@ def test_the_ring_that_is_timed_gives_each_rank_its_tokens(ranks: int, monkeypat
 
     def ring(world: ThreadWorld) -> int:
         machine = machine_of(world)
-        monkeypatch.setattr(machine, "_attended", lambda attend, tokens, calls: 0.0)
+        monkeypatch.setattr(machine, "attended", lambda attend, tokens, calls: 0.0)
         machine.ring(32, 1)
         return machine.degree
 
@@ -138,7 +138,7 @@ def test_attention_is_timed_with_the_models_heads_and_its_fewer_key_heads() -> N
             found.extend(tuple(each.shape) for each in (query, key, value))
             return query + key.sum() + value.sum()
 
-        machine_of(world)._attended(attend, 16, 1)
+        machine_of(world).attended(attend, 16, 1)
         return found
 
     assert run_threads(1, shapes) == [[(4, 16, 32), (2, 16, 32), (2, 16, 32)]]
@@ -181,8 +181,8 @@ def test_ranks_meet_before_what_is_timed_and_an_accelerator_has_done_all_of_it(
 
         monkeypatch.setattr("torch.cuda.synchronize", lambda _: found.append("settle"))
         world.scalars = meeting  # type: ignore[method-assign, assignment]
-        machine._device = torch.device(device)
-        machine._seconds(lambda: found.append("call"), 2)
+        machine.device = torch.device(device)
+        machine.timed(lambda: found.append("call"), 2)
         return found
 
     assert run_threads(1, timed) == [events]

@@ -250,8 +250,8 @@ def test_the_kernels_gradients_of_shared_keys_are_sums_over_their_heads() -> Non
 def cuda(monkeypatch: pytest.MonkeyPatch) -> CudaKernels:
     """CUDA's kernels for tensors on the CPU."""
     kernels = CudaKernels()
-    monkeypatch.setattr(attention, "_aten", kernels)
-    monkeypatch.setattr(attention, "_on_cuda", lambda _: True)
+    monkeypatch.setattr(attention, "aten", kernels)
+    monkeypatch.setattr(attention, "on_cuda", lambda _: True)
     return kernels
 
 

@@ -67,8 +67,8 @@ class Alone(ThreadWorld):
         return self.neighbour
 
 
-def engine_of(stage: int, recompute: Recompute) -> Engine:
-    seat, world = LAYOUT.ranks()[stage], Alone(Mail(), stage, 2)
+def engine_of(world: Alone, recompute: Recompute) -> Engine:
+    seat = LAYOUT.ranks()[world.rank]
     engine = Engine(
         MODEL, ROWS, training.OPTIMIZER, 10, LAYOUT, seat, world, torch.device("cpu"), torch.float32,  # type: ignore[arg-type]
         memory=MemoryPolicy(recompute),
@@ -94,16 +94,16 @@ def in_turn(stage: int, count: int) -> list[Operation]:
 
 def peak(stage: int, count: int, evaluates: bool = False, recompute: Recompute = "None") -> tuple[int, int]:
     """The most bytes of a step or an evaluation of so many tasks beside the weights, and the most sends under way."""
-    engine = engine_of(stage, recompute)
-    neighbour = engine._everyone
+    world = Alone(Mail(), stage, 2)
+    engine = engine_of(world, recompute)
     if evaluates:
         work = work_of(count, [Operation("F", i) for i in range(count)])
-        found = peak_bytes(lambda: engine._evaluate(work))
+        found = peak_bytes(lambda: engine.evaluate(work))
     else:
         work = work_of(count, in_turn(stage, count))
         found = peak_bytes(lambda: engine.compute(work))
-    assert neighbour.under_way == 0  # type: ignore[attr-defined]
-    return found, neighbour.most  # type: ignore[attr-defined]
+    assert world.neighbour.under_way == 0
+    return found, world.neighbour.most
 
 
 @pytest.mark.parametrize(("stage", "evaluates"), [(0, False), (1, False), (0, True)])

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from coxswain.boxes import Box, full_box
 from coxswain.errors import Refused
-from coxswain_train.checkpoint import foreign_files
 from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD, load_pretrained
 from tests.distributed.test_hugging_face import MODEL, assert_same, our_logits, ours, rewrite, theirs
 
@@ -58,15 +57,14 @@ def test_a_head_that_repeats_the_embedding_of_a_tied_model_is_read(tmp_path: Pat
     ],
 )
 def test_a_head_that_differs_from_the_embedding_of_a_tied_model_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor], config: bool, way_out: str
+    tmp_path: Path, change: Callable[[Tensor], Tensor], config: bool, way_out: str
 ) -> None:
-    monkeypatch.setattr(foreign_files, "PIECE_BYTES", 1 << 10)  # the last row is in no first piece
     theirs(tmp_path, TIED)
     rewrite(tmp_path / "model.safetensors", with_head(change))
     if not config:
         (tmp_path / "config.json").unlink()
     with pytest.raises(Refused, match=rf"lm_head\.weight is not equal to model\.embed_tokens\.weight.*{way_out}"):
-        ours(tmp_path.as_uri(), TIED)
+        ours(tmp_path.as_uri(), TIED, piece_bytes=1 << 10)  # the last row is in no first piece
 
 
 def test_a_head_is_compared_in_the_rows_of_the_file_where_the_vocabulary_is_rounded_up(tmp_path: Path) -> None:

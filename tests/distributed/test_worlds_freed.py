@@ -42,7 +42,7 @@ def one_step(world: ThreadWorld, job: Job, generation: int, breaks: bool) -> lis
             job.train(engine, layout, [0])
     else:
         job.train(engine, layout, [0])
-    return [weakref.ref(each) for each in (engine, engine.optimizer._gradients, *weights)]
+    return [weakref.ref(each) for each in (engine, engine.optimizer.gradients, *weights)]
 
 
 REPLICAS, MIXED = layout_of([(1, 2)], [(1, 2)]), layout_of([(2, 2)], [(1, 1), (1, 2)])

@@ -33,7 +33,8 @@ class Workload:
     """What does not depend on the place: bytes of a parameter or activation (2: bf16, 4: fp32), and the tokens of a task.
 
     `offload`: the share of a task's activations that is in host memory until backward. `exchanges`: whether members of its
-    ring exchange heads. `copies`: each device keeps one of another device's part of the optimizer state.
+    ring exchange heads. `copies`: each device keeps one of another device's part of the optimizer state. `buckets`: bytes of
+    gradients on their way to owners, which a small model does not fill.
     """
 
     element: int
@@ -42,6 +43,7 @@ class Workload:
     offload: float = 0.0
     exchanges: bool = False
     copies: bool = False
+    buckets: int = BUCKETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +200,9 @@ def stage_peak(
         activations=int(place.depth * kept * work.tokens),
         transient=max(
             _layer_transient(widths, work) + int(_layers_back(place.layers, work) * layer * work.tokens),
-            _loss_transient(widths, work) if last else 0,
+            loss_transient(widths, work) if last else 0,
         ),
-        reduction=MASTER * (owned + copied) + BUCKETS if replicas > 1 else MASTER * copied,
+        reduction=MASTER * (owned + copied) + work.buckets if replicas > 1 else MASTER * copied,
     )
 
 
@@ -265,7 +267,7 @@ def _edges(widths: Widths, work: Workload, receives: bool, last: bool) -> int:
     return 2 * element * widths.head + end + receives * element * hidden
 
 
-def _loss_transient(widths: Widths, work: Workload) -> int:
+def loss_transient(widths: Widths, work: Workload) -> int:
     """The gradient of the head; beside it logits and probabilities of some rows, or later their narrower gradient and the
     product that is added."""
     wide, tokens = max(work.element, MASTER), min(work.tokens, LOSS_ROWS)

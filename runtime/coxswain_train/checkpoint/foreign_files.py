@@ -86,9 +86,11 @@ def tensors_of(store: Store, uri: str, keys: list[str]) -> dict[str, Stored]:
     return found
 
 
-def rows_of(store: Store, entry: Stored, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
-    """Rows [first, last) of a tensor: the number of the first row of a piece, and the piece."""
-    step = max(1, PIECE_BYTES // max(1, entry.row_bytes))
+def rows_of(
+    store: Store, entry: Stored, first: int, last: int, piece_bytes: int = PIECE_BYTES
+) -> Iterator[tuple[int, Tensor]]:
+    """Rows [first, last) of a tensor: the number of the first row of a piece, and the piece (a row at least)."""
+    step = max(1, piece_bytes // max(1, entry.row_bytes))
     for row in range(first, last, step):
         stop = min(row + step, last)
         begin, end = (entry.start + at * entry.row_bytes for at in (row, stop))

@@ -16,7 +16,15 @@ from torch import Tensor
 from coxswain.boxes import Box
 from coxswain.config import EndpointConfig, ModelConfig
 from coxswain_link.store import NotFound, Store
-from coxswain_train.checkpoint.foreign_files import NOT_AS_AGREED, Stored, foreign, open_files, rows_of, tensors_of
+from coxswain_train.checkpoint.foreign_files import (
+    NOT_AS_AGREED,
+    PIECE_BYTES,
+    Stored,
+    foreign,
+    open_files,
+    rows_of,
+    tensors_of,
+)
 from coxswain_train.checkpoint.huggingface import differences
 
 log = logging.getLogger(__name__)
@@ -28,9 +36,11 @@ _DERIVED = ("rotary_emb.inv_freq",)  # buffers that older files carry and that f
 
 def load_pretrained(
     uri: str, state: Mapping[Box, Tensor], shapes: Mapping[str, tuple[int, ...]], secrets: Path | None = None,
-    endpoint: EndpointConfig | None = None, model: ModelConfig | None = None, ids: int = 0,
+    endpoint: EndpointConfig | None = None, model: ModelConfig | None = None, ids: int = 0, piece_bytes: int = PIECE_BYTES,
 ) -> None:  # fmt: skip
     """Fills boxes of parameters from a safetensors file or a folder of them, reading only the rows that are needed.
+
+    `piece_bytes`: of a tensor, in memory at one time.
 
     `shapes` are those of the whole model; with `model` a config.json beside the weights is compared first. The vocabulary's
     tables may lack the rows that round it up, which no id of the tokenizer needs: with `ids` of them known, these rows become
@@ -43,8 +53,8 @@ def load_pretrained(
     _check(uri, stored, shapes, ids, has_config)
     for box, values in state.items():
         if box.name == EMBEDDING and HEAD in stored and HEAD not in shapes:
-            _check_tied(store, uri, stored, box, has_config)
-        _fill(store, stored[box.name], box, values)
+            _check_tied(store, uri, stored, box, has_config, piece_bytes)
+        _fill(store, stored[box.name], box, values, piece_bytes)
 
 
 def _check_config(store: Store, uri: str, model: ModelConfig) -> bool:
@@ -81,14 +91,14 @@ def _check(
         raise foreign(uri, f"this model has no {', '.join(unknown[:3])}{more}")
 
 
-def _check_tied(store: Store, uri: str, stored: Mapping[str, Stored], box: Box, has_config: bool) -> None:
+def _check_tied(
+    store: Store, uri: str, stored: Mapping[str, Stored], box: Box, has_config: bool, piece_bytes: int
+) -> None:
     """Published files of tied models may hold the head too. Each worker compares the rows that it reads."""
     table, head = stored[EMBEDDING], stored[HEAD]
     rows = box.offset[0], min(box.offset[0] + box.shape[0], table.shape[0])
-    pairs = (
-        zip(rows_of(store, table, *rows), rows_of(store, head, *rows), strict=True) if _are_alike(table, head) else ()
-    )
-    if not _are_alike(table, head) or not all(torch.equal(mine, other) for (_, mine), (_, other) in pairs):
+    both = (rows_of(store, each, *rows, piece_bytes) for each in (table, head))
+    if not _are_alike(table, head) or not all(torch.equal(a, b) for (_, a), (_, b) in zip(*both, strict=True)):
         hint = _head_hint("its own: set model.config.head to Untied", has_config, "true")
         raise foreign(uri, f"{HEAD} is not equal to {EMBEDDING}, and this model's head is tied{hint}")
 
@@ -118,12 +128,12 @@ def _vocabulary_hint(found: tuple[int, ...], needed: tuple[int, ...], ids: int) 
     return f" (set model.config.vocabulary to {found[0]})"
 
 
-def _fill(store: Store, entry: Stored, box: Box, values: Tensor) -> None:
+def _fill(store: Store, entry: Stored, box: Box, values: Tensor, piece_bytes: int) -> None:
     """Rows behind the file's last one are those that round the vocabulary up: zero."""
     begin, end = box.offset[0], box.offset[0] + box.shape[0]
     stop = min(end, entry.shape[0])
     columns = tuple(slice(o, o + n) for o, n in zip(box.offset[1:], box.shape[1:], strict=True))
     with torch.no_grad():
-        for row, rows in rows_of(store, entry, begin, stop):
+        for row, rows in rows_of(store, entry, begin, stop, piece_bytes):
             values[row - begin : row - begin + len(rows)].copy_(rows[(slice(None), *columns)])
         values[max(0, stop - begin) :] = 0

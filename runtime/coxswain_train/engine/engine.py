@@ -36,7 +36,7 @@ from coxswain_train.model.custom import decoder_of, shared_weights, specs_of
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.ring import Exchange
 from coxswain_train.model.tensor_parallel import ModelPart
-from coxswain_train.parallel.process_groups import ProcessGroups
+from coxswain_train.parallel.process_groups import ProcessGroups, settle
 from coxswain_train.parallel.state import State
 from coxswain_train.parallel.zero1 import GlobalStats, RankStats, Zero1Optimizer
 
@@ -121,7 +121,7 @@ class Engine:
         )
         self._copies = Copies(self._everyone, seat.rank, wards, self._shards.sizes())
         self.optimizer.time_aside(world.clock.waiting)
-        self._probe, self._share = Probe(device), CoreShare()
+        self.short_probe, self.share = Probe(device), CoreShare()
 
     def _shards_of(self, layout: Layout) -> Shards:
         """Which rank owns which box of the state in a layout."""
@@ -152,7 +152,7 @@ class Engine:
             cut.ward, cut.copy = self._copies.ward, State()
             cut.copy.hold(self._shards.boxes(cut.ward), self.optimizer.wide, self._device)
             self._copies.fill(cut.own, cut.copy)
-        self._settle()
+        settle(self._world, self._device)
         self.live.begin(cut)
         self._spread()
 
@@ -164,15 +164,8 @@ class Engine:
 
     def _keep_weights(self) -> None:
         """The model's weights count as whole once all that was sent is there; else the next world gathers them again."""
-        self._settle()
+        settle(self._world, self._device)
         self.live.spread(self._weights())
-
-    def _settle(self) -> None:
-        """Ends once all that was received is there, in a world that stands. Else it raises: on a GPU an abort ends an exchange as
-        if it were done. Nothing that peers have sent counts as held before this."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        self._world.check()
 
     def _weights(self) -> dict[Box, torch.Tensor]:
         """What the model holds."""
@@ -236,7 +229,7 @@ class Engine:
         timings, reduced = clock.timings(outcome.spans), clock.device.between(computed, clock.device.mark())
         self._keep_weights()
         updated, computing = time.perf_counter(), sum(t.stop - t.start - t.waited for t in timings)
-        self._share.step()
+        self.share.step()
         result = StepResult(
             loss_sum=loss_sum,
             gradient_norm=stats.norm,
@@ -244,7 +237,7 @@ class Engine:
             compute_seconds=computing,
             reduce_seconds=reduced,
             timings=timings,
-            evaluation_loss_sum=self._evaluate(work),
+            evaluation_loss_sum=self.evaluate(work),
             evaluation_seconds=time.perf_counter() - updated,
             agreed=stats,
         )
@@ -255,7 +248,7 @@ class Engine:
         """Reduces the gradient, gives it to the holder of the copy, and agrees with all ranks on the step."""
         gradient = self.optimizer.reduce()
         copied = self._copies.exchange(gradient)
-        self._settle()
+        settle(self._world, self._device)
         self.live.reduced(PendingStep(work.step, gradient, copied, loss_sum))
         mine = RankStats(loss_sum, valid, work.labels, work.plan, work.delivered)
         stats = self.optimizer.reduce_stats(gradient, mine)
@@ -264,7 +257,7 @@ class Engine:
 
     def probe(self) -> float:
         """Seconds of the short probe, between two steps."""
-        return self._probe.seconds(self._share.value if self._device.type == "cpu" else 1.0)
+        return self.short_probe.seconds(self.share.value if self._device.type == "cpu" else 1.0)
 
     def compute(self, work: StepInput) -> StepOutcome:
         """Runs the operations of this rank's stage. Gradients are in the parameters then."""
@@ -272,7 +265,7 @@ class Engine:
         return self._run(work, by_wave(work.parts, work.operations, work.waves), 1 / max(1, work.labels))
 
     @torch.no_grad()
-    def _evaluate(self, work: StepInput) -> float | None:
+    def evaluate(self, work: StepInput) -> float | None:
         """Sum of the token losses of this rank's held-out tokens, by the forward operations of the evaluation."""
         if work.evaluation is None:
             return None
@@ -283,11 +276,11 @@ class Engine:
 
     def _run(self, work: StepInput, waves: Sequence[Sequence[Operation]], scale: float) -> StepOutcome:
         links = StageLinks(self._neighbours, self._everyone, self._config.hidden, self._dtype, self._device)
-        runner = TaskRunner(self.model, work.batch, scale, self.seat.replica, self._ring, links.last, self._memory)
+        runner = TaskRunner(self.model, work.batch, scale, self.seat.replica, self.ring, links.last, self._memory)
         world = self._world
         return run_waves(runner, links, work.parts, waves, self.optimizer, world.clock, world.barrier)
 
-    def _ring(self, replicas: tuple[int, ...]) -> Exchange:
+    def ring(self, replicas: tuple[int, ...]) -> Exchange:
         """The ring of the ranks that have this stage and tensor index in these replicas."""
         return self._world.exchange(tuple(self._ranks[r, self.seat.stage, self.seat.tensor] for r in replicas))
 

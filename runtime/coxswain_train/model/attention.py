@@ -16,7 +16,8 @@ from torch import Tensor
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
-_aten = torch.ops.aten
+aten = torch.ops.aten
+"""Where the kernels are. Packs and rings call no other."""
 
 
 class Kernel(Protocol):
@@ -81,10 +82,10 @@ def forward(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple
     """
     _check_rows(query, key, value)
     q, k, v = query[None], key[None], value[None]
-    if _on_cuda(query):
-        out, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+    if on_cuda(query):
+        out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
     else:
-        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
     return out[0], lse[0].contiguous()
 
 
@@ -95,16 +96,17 @@ def backward(
     _check_rows(query, key, value)
     _check_lse(lse)
     g, q, k, v, o, s = (x[None] for x in (gradient, query, key, value, out, lse))
-    if _on_cuda(query):
-        grads = _aten._scaled_dot_product_flash_attention_backward(
+    if on_cuda(query):
+        grads = aten._scaled_dot_product_flash_attention_backward(
             g, q, k, v, o, s, None, None, q.shape[2], k.shape[2], 0.0, causal, *_random_state(query)
         )
     else:
-        grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(g, q, k, v, o, s, 0.0, causal)
+        grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(g, q, k, v, o, s, 0.0, causal)
     return grads[0][0], grads[1][0], grads[2][0]
 
 
-def _on_cuda(x: Tensor) -> bool:
+def on_cuda(x: Tensor) -> bool:
+    """Whether CUDA's kernels compute it: those of `aten` take other arguments there."""
     return x.is_cuda
 
 
@@ -142,7 +144,7 @@ class PackKernel:
     _bounds: Tensor | None = field(default=None, repr=False)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if _on_cuda(query):
+        if on_cuda(query):
             return self._varlen_forward(query, key, value)
         found = [forward(query[:, rows], key[:, rows], value[:, rows], causal=True) for rows in self._rows()]
         if len(found) == 1:
@@ -153,7 +155,7 @@ class PackKernel:
     def backward(
         self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
     ) -> Gradients:
-        if _on_cuda(query):
+        if on_cuda(query):
             return self._varlen_backward(gradient, query, key, value, out, lse)
         found = []
         for rows in self._rows():
@@ -171,7 +173,7 @@ class PackKernel:
     def _varlen_forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         _check_rows(query, key, value)
         q, k, v = (x.transpose(0, 1) for x in (query, key, value))
-        out, lse, *_ = _aten._flash_attention_forward(q, k, v, *self._shape(query), 0.0, True, False)
+        out, lse, *_ = aten._flash_attention_forward(q, k, v, *self._shape(query), 0.0, True, False)
         return out.transpose(0, 1), lse
 
     def _varlen_backward(
@@ -181,7 +183,7 @@ class PackKernel:
         _check_lse(lse)
         g, q, k, v, o = (x.transpose(0, 1) for x in (gradient, query, key, value, out))
         shape, state = self._shape(query), _random_state(query)
-        dq, dk, dv = _aten._flash_attention_backward(g, q, k, v, o, lse, *shape, 0.0, True, *state)
+        dq, dk, dv = aten._flash_attention_backward(g, q, k, v, o, lse, *shape, 0.0, True, *state)
         return dq.transpose(0, 1), dk.transpose(0, 1), dv.transpose(0, 1)
 
     def _shape(self, query: Tensor) -> tuple[Tensor, Tensor, int, int]:

@@ -201,6 +201,14 @@ def hop_groups(grid: Grid, rank: int) -> tuple[dist.ProcessGroup, ...]:
     return tuple(_member(group) for group in made)
 
 
+def settle(world: ProcessGroups, device: torch.device) -> None:
+    """Ends once all that was received is there, in a world that stands. Else it raises RuntimeError: on a GPU an abort ends an
+    exchange as if it were done. Nothing that peers have sent counts as held before this."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    world.check()
+
+
 def leave_world() -> None:
     """Leaves a world in which nothing is under way, or that `WorldAborter` has aborted. Else this may not return."""
     if not dist.is_initialized():

@@ -65,7 +65,7 @@ class Zero1Optimizer:
             self.make_room()
         there, back = make_routes(shards, me, reduction.grid, sample.device, bucket_bytes // wide.itemsize)
         sole = shards.sole(me)
-        self._gradients = Gradients(weights, there, sole, self.elements, wide, reduction, in_parts)
+        self.gradients = Gradients(weights, there, sole, self.elements, wide, reduction, in_parts)
         self._spreader = WeightSpreader(weights, back, sole, reduction)
 
     def boxes(self) -> dict[str, dict[Box, Tensor]]:
@@ -78,19 +78,19 @@ class Zero1Optimizer:
 
     def time_aside(self, aside: Callable[[], AbstractContextManager[None]]) -> None:
         """`aside` is entered around buckets that leave within a backward: they are no work of the plan."""
-        self._gradients.aside = aside
+        self.gradients.aside = aside
 
     def expect_last(self) -> None:
         """Call it before the step's last backward: gradients then leave while it runs."""
-        self._gradients.expect_last()
+        self.gradients.expect_last()
 
     def accumulate(self) -> None:
         """After each backward: moves gradients of narrow parameters into fp32 sums."""
-        self._gradients.accumulate()
+        self.gradients.accumulate()
 
     def reduce(self) -> Tensor:
         """The step's gradient of the owned boxes, summed in the order of ranks. Forgets the local gradients."""
-        return self._gradients.reduce()
+        return self.gradients.reduce()
 
     def reduce_stats(self, gradient: Tensor, mine: RankStats) -> GlobalStats:
         """Exchanges loss, norm and plan with all ranks, in the step's one small collective."""

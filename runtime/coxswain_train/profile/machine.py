@@ -34,17 +34,17 @@ class RankMachine:
         self, world: ProcessGroups, model: ModelConfig, device: torch.device, dtype: torch.dtype, memory: MemoryPolicy
     ) -> None:
         layout = uniform_layout([Device(0, rank) for rank in range(world.ranks)], model.layers)
-        self.ranks, self._world, self._model, self._device, self._dtype = world.ranks, world, model, device, dtype
+        self.ranks, self._world, self._model, self.device, self._dtype = world.ranks, world, model, device, dtype
         self._seat = layout.ranks()[world.rank]
-        self._engine = Engine(
+        self.engine = Engine(
             model, model.vocabulary, OPTIMIZER, 1 << 30, layout, self._seat, world, device, dtype, memory=memory
         )
-        self._engine.initialise(seed=1)
+        self.engine.initialise(seed=1)
         self._done = 0
 
     @property
     def parameters(self) -> int:
-        return sum(weight.numel() for weight in self._engine.model.weights().values())
+        return sum(weight.numel() for weight in self.engine.model.weights().values())
 
     @property
     def degree(self) -> int:
@@ -52,33 +52,33 @@ class RankMachine:
         return self.ranks if self.ranks > 1 else _ALONE
 
     def attention(self, tokens: int, calls: int) -> float:
-        return self._attended(pack_attention([tokens]), tokens, calls)
+        return self.attended(pack_attention([tokens]), tokens, calls)
 
     def ring(self, tokens: int, calls: int) -> float:
         members = tuple(range(self.degree))
         task = Task(0, "ring", members, tuple(ring_slices([0], [tokens * self.degree], members)))
         exchange = self._world.exchange if self.ranks > 1 else _itself
         attend = attend_of(parts([task], self._seat.replica)[0], self._seat.replica, exchange)
-        return self._attended(attend, tokens, calls)
+        return self.attended(attend, tokens, calls)
 
     def exchange(self, size: int, calls: int) -> float:
         """Bytes to the next rank, from the one before."""
         ring, me = self._world.exchange(tuple(range(self.ranks))), self._world.rank
-        out, into = (torch.zeros(size, dtype=torch.uint8, device=self._device) for _ in range(2))
+        out, into = (torch.zeros(size, dtype=torch.uint8, device=self.device) for _ in range(2))
 
         def once() -> None:
             ring.start([((me + 1) % self.ranks, out)], [((me - 1) % self.ranks, into)]).wait()
 
-        return self._seconds(once, calls)
+        return self.timed(once, calls)
 
     def step(self, step: Step) -> float:
         work = self._work(step)
-        seconds = self._seconds(lambda: self._engine.step(work, time.perf_counter()), 1)
+        seconds = self.timed(lambda: self.engine.step(work, time.perf_counter()), 1)
         self._done += 1
         return seconds
 
-    def _attended(self, attend: TaskAttention, tokens: int, calls: int) -> float:
-        """Forward and backward of one layer's attention."""
+    def attended(self, attend: TaskAttention, tokens: int, calls: int) -> float:
+        """Seconds of the forward and backward of one layer's attention."""
         heads, kv, size = self._model.heads, self._model.kv_heads, self._model.size_of_head
         query, key, value = (self._noise(n, tokens, size).requires_grad_() for n in (heads, kv, kv))
         gradient = self._noise(heads, tokens, size)
@@ -86,13 +86,13 @@ class RankMachine:
         def once() -> None:
             torch.autograd.grad(attend(query, key, value), (query, key, value), gradient)
 
-        return self._seconds(once, calls)
+        return self.timed(once, calls)
 
     def _noise(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self._device, dtype=self._dtype)
+        return torch.randn(shape, device=self.device, dtype=self._dtype)
 
-    def _seconds(self, once: Callable[[], object], calls: int) -> float:
-        """Of one call: the mean over ranks, which begin together."""
+    def timed(self, once: Callable[[], object], calls: int) -> float:
+        """Seconds of one call: the mean over ranks, which begin together."""
         self._world.scalars([0.0])
         self._synchronize()
         began = time.perf_counter()
@@ -102,16 +102,16 @@ class RankMachine:
         return mean(row[0] for row in self._world.scalars([(time.perf_counter() - began) / calls]))
 
     def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _work(self, step: Step) -> StepInput:
         tasks = list(tasks_of(step, self.ranks))
         mine = parts(tasks, self._seat.replica)
         slices = [s for part in mine.values() for s in part.slices]
         tokens = sum(s.stop - s.start for s in slices)
-        ids = torch.randint(self._model.vocabulary, (tokens,), device=self._device)
-        positions = torch.cat([torch.arange(s.start, s.stop, device=self._device) for s in slices])
+        ids = torch.randint(self._model.vocabulary, (tokens,), device=self.device)
+        positions = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in slices])
         operations = [Operation(kind, index) for index in mine for kind in ("F", "B")]
         total = sum(s.stop - s.start for task in tasks for s in task.slices)
         return StepInput(self._done, mine, operations, Batch(ids, ids, positions), tokens, total, self._done)

@@ -19,6 +19,8 @@ from coxswain_link.metrics import MetricsRegistry
 
 log = logging.getLogger(__name__)
 
+SILENCE = 30.0  # seconds, within a request and between two: each caller has a thread
+
 Answer = tuple[int, bytes]
 Pages = dict[str, Callable[[], Answer]]
 
@@ -32,14 +34,15 @@ def addresses(host: str) -> tuple[str, ...]:
 
 
 class StatusServer:
-    """Listens on construction (at `port`); `close()` ends it.
+    """Listens on construction (at `port`); `close()` ends it. Hangs up on a caller that is silent for `silence` seconds.
 
     Raises Retryable when the port is taken.
     """
 
     def __init__(
-        self, host: str, port: int, metrics: MetricsRegistry, ready: Callable[[], bool] = lambda: True
-    ) -> None:
+        self, host: str, port: int, metrics: MetricsRegistry, ready: Callable[[], bool] = lambda: True,
+        silence: float = SILENCE,
+    ) -> None:  # fmt: skip
         pages: Pages = {
             "/healthz": lambda: (200, b"ok\n"),
             "/readyz": lambda: (200, b"ready\n") if ready() else (503, b"not ready\n"),
@@ -47,7 +50,7 @@ class StatusServer:
         }
         self.port, self._servers = port, list[_Server]()
         for address in addresses(host):
-            self._servers.append(_listen(address, self.port, pages))
+            self._servers.append(_listen(address, self.port, pages, silence))
             self.port = self._servers[-1].server_address[1]
 
     def close(self) -> None:
@@ -65,10 +68,15 @@ def serve_status(
 class _Server(ThreadingTCPServer):
     allow_reuse_address, daemon_threads, block_on_close = True, True, False
 
-    def __init__(self, address: str, port: int, pages: Pages) -> None:
+    def __init__(self, address: str, port: int, pages: Pages, silence: float) -> None:
         self.address_family = socket.AF_INET if ip_address(address).version == 4 else socket.AF_INET6
-        self.pages = pages
+        self.pages, self.silence = pages, silence
         super().__init__((address, port), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        caller, address = super().get_request()
+        caller.settimeout(self.silence)
+        return caller, address
 
     def handle_error(self, *_: Any) -> None:
         log.debug("a caller of the status pages disconnected", exc_info=True)
@@ -77,7 +85,6 @@ class _Server(ThreadingTCPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
-    timeout = 30.0  # seconds that a caller may be silent between requests
 
     def do_GET(self) -> None:
         page = self.server.pages.get(self.path.partition("?")[0])
@@ -92,9 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Logs nothing: probes come every two seconds."""
 
 
-def _listen(address: str, port: int, pages: Pages) -> _Server:
+def _listen(address: str, port: int, pages: Pages, silence: float) -> _Server:
     try:
-        server = _Server(address, port, pages)
+        server = _Server(address, port, pages, silence)
     except OSError as error:
         raise Retryable(
             f"cannot listen on {address}:{port}: {error.strerror}; does another process listen there?"

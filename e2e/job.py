@@ -25,6 +25,7 @@ JOB_LABEL, ROLE_LABEL = "coxswain.dev/job", "coxswain.dev/role"
 ENDS = ("Completed", "Failed")
 MOST_STEPS = 48  # of any job that is compared with the baseline
 SLOW: Object = {"preset": "llama-tiny"}  # a model for the same stream that leaves time to change something
+ENDLESS: Object = {"model": SLOW, "stop": {"steps": 100_000}}  # however long a busy machine takes; a test suspends it
 
 
 def example_objects() -> list[Object]:
@@ -180,6 +181,16 @@ def completed(job: Job, baseline: Digests, counted: int, ignored: int) -> None:
     """Waits for the end: every step equals the baseline, with so many restarts."""
     job.wait("Completed", deadline=400)
     assert job.digests() == baseline
+    assert job.restarts() == (counted, ignored)
+
+
+def suspended(job: Job, baseline: Digests, counted: int, ignored: int) -> None:
+    """Suspends the job: every step so far equals the baseline, as far as that goes, with so many restarts."""
+    job.patch({"suspend": True})
+    job.wait("Suspended", deadline=400)
+    found = job.digests()
+    compared = range(min(len(found), len(baseline)))
+    assert [found.get(step) for step in compared] == [baseline[step] for step in compared]
     assert job.restarts() == (counted, ignored)
 
 

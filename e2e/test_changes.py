@@ -14,14 +14,13 @@ from coxswain_link.store import open_store
 from e2e import store
 from e2e.baseline import cox_run
 from e2e.doc_commands import command, type_in
-from e2e.job import SLOW, Digests, Job, Object, completed, small_objects, training
+from e2e.job import ENDLESS, SLOW, Digests, Job, Object, completed, small_objects, training
 from e2e.provision import Site, eventually
 
 pytestmark = pytest.mark.timeout(900)
 
 PAGE = "docs/operations.md"
 KUBELET = 300  # seconds within which a kubelet brings a changed file into a pod, on a busy machine
-ENDLESS: Object = {"model": SLOW, "stop": {"steps": 100_000}}
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from coxswain import names
-from e2e.job import Digests, Job, Object, completed, training
+from e2e.job import ENDLESS, Digests, Job, Object, completed, suspended, training
 from e2e.provision import eventually
 from e2e.throttle import container_id, stop
 
@@ -21,7 +21,7 @@ with open("/dev/shm/ballast", "wb") as file:
     while True:
         file.write(bytes(1 << 24))
 """
-ENDLESS = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit()); signal.pause()"
+NEVER_ENDS = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit()); signal.pause()"
 
 
 def test_a_suspended_job_is_saved_has_no_pods_and_resumes_from_the_saved_step(job: Job, baseline: Digests) -> None:
@@ -56,13 +56,18 @@ def is_sized(job: Job, trainers: int) -> bool:
 
 @pytest.mark.parametrize("role", ["trainer", "loader", "coordinator"])
 def test_a_deleted_pod_is_replaced_and_not_counted(job: Job, baseline: Digests, role: str) -> None:
-    training(job)
+    training(job, **ENDLESS)
     victim, *_ = job.pods(role)
-    others = job.uids() - {victim["metadata"]["uid"]}
+    before = job.uids()
+    others = before - {victim["metadata"]["uid"]}
     job.kubectl("delete", "pod", victim["metadata"]["name"], "--wait=false")
     job.wait_for_event("PodDisrupted", "Disruption: RestartTrainerIgnoringLimit")
-    completed(job, baseline, 0, 1)
+    eventually(
+        lambda: len(job.uids() - before) == 1 and len(job.uids()) == len(before), "another pod is in its place", 120
+    )
+    job.wait_for_step(max(job.digests()) + 1)
     assert others < job.uids(), "a healthy pod was replaced"
+    suspended(job, baseline, 0, 1)
 
 
 def test_a_constructor_that_exits_is_restarted_in_its_pod(job: Job, baseline: Digests) -> None:
@@ -104,7 +109,7 @@ def test_a_trainer_out_of_memory_beside_a_sidecar_that_never_ends_is_named_repla
     job: Job, baseline: Digests
 ) -> None:
     rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    shipper = {"image": job.site.data.reference, "command": ["python", "-c", ENDLESS], "securityContext": rights}
+    shipper = {"image": job.site.data.reference, "command": ["python", "-c", NEVER_ENDS], "securityContext": rights}
     training(job, trainers={"template": {"spec": {"containers": [{"name": "shipper", **shipper}]}}})
     victim, *_ = job.pods("trainer")
     with suppress(RuntimeError):

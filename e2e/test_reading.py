@@ -15,7 +15,7 @@ import pytest
 from e2e.cluster.namespaces import run
 from e2e.cluster.process import REPOSITORY, Child, binary
 from e2e.doc_commands import command
-from e2e.job import Digests, Job, completed, training
+from e2e.job import SLOW, Digests, Job, completed, training
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -57,7 +57,7 @@ def row(table: str) -> dict[str, str]:
 
 
 def test_kubectl_shows_of_a_job_that_trains_what_the_pages_say(job: Job, baseline: Digests, tmp_path: Path) -> None:
-    training(job)
+    training(job, model=SLOW)
     job.wait_for_event("CheckpointSaved", "")  # behind its status, which may come later than the steps' lines
     table = typed(job, "kubectl get tj")
     assert list(row(table)) == columns("trainingjob")

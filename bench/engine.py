@@ -94,7 +94,7 @@ def measure(folder: Path, replicas: int, steps: int, job: list[dict[str, Any]] |
 
 
 def _system(run: Run, replicas: int, first: int, last: int, cpu: dict[str, float]) -> System:
-    timings = {line["step"]: line["ranks"] for line in run._lines("timings.jsonl")}
+    timings = {line["step"]: line["ranks"] for line in run.lines("timings.jsonl")}
     ends = [max(r["ended"] for r in timings[step]) for step in range(first - 1, last)]
     tokens = sum(run.steps()[step]["tokens"] for step in range(first, last))
     ranks = [r for step in range(first, last) for r in timings[step]]

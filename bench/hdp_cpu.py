@@ -80,7 +80,7 @@ def profile(folder: Path, shares: Shares, options: argparse.Namespace) -> Path:
     command += ["--seconds", str(options.profile_seconds), "--output", str(output)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        shares.put(wait_until(lambda: _all(_ranks(process)), "ranks of the profile", 60.0))
+        shares.put(wait_until(lambda: complete(_ranks(process)), "ranks of the profile", 60.0))
         _, said = process.communicate(timeout=DEADLINE)
     finally:
         process.kill()
@@ -96,16 +96,16 @@ def measure(folder: Path, balance: str, profile_file: Path, shares: Shares, opti
     job[-1]["spec"]["parallelism"]["profile"] = {"uri": f"file://{profile_file}"}
     with tempfile.TemporaryDirectory(prefix=f"{balance.lower()}-", dir=folder) as name:
         run = Run(Path(name), job)
-        with _started(run) as cox:
-            shares.put(wait_until(lambda: _all(_workers(cox.pid)) or _ended(cox, run), "workers", DEADLINE))
+        with started(run) as cox:
+            shares.put(wait_until(lambda: complete(workers(cox.pid)) or check_runs(cox, run), "workers", DEADLINE))
             last = WARM + options.steps
-            wait_until(lambda: len(run.steps()) > last or _ended(cox, run), "all steps", DEADLINE)
+            wait_until(lambda: len(run.steps()) > last or check_runs(cox, run), "all steps", DEADLINE)
         return _result(balance, run, last)
 
 
 def _result(balance: str, run: Run, last: int) -> Result:
     steps = [run.steps()[k] for k in range(WARM, last)]
-    timings = {line["step"]: line["ranks"] for line in run._lines("timings.jsonl")}
+    timings = {line["step"]: line["ranks"] for line in run.lines("timings.jsonl")}
     ends = [max(rank["ended"] for rank in timings[step]) for step in (WARM - 1, last - 1)]
     return Result(
         balance=balance,
@@ -118,7 +118,8 @@ def _result(balance: str, run: Run, last: int) -> Result:
 
 
 @contextmanager
-def _started(run: Run) -> Iterator[subprocess.Popen[str]]:
+def started(run: Run) -> Iterator[subprocess.Popen[str]]:
+    """The `cox run` of a run, which is killed at the end of the block."""
     cox = run.start()
     try:
         yield cox
@@ -133,7 +134,7 @@ def _ranks(process: subprocess.Popen[str]) -> list[int]:
     return [process.pid, *descendants(process.pid)]
 
 
-def _workers(root: int) -> list[int]:
+def workers(root: int) -> list[int]:
     """The forks of fork servers below a run."""
     servers = [pid for pid in descendants(root) if _runs(pid, FORK_SERVER)]
     return [child for server in servers for child in descendants(server) if child in servers]
@@ -146,11 +147,13 @@ def _runs(pid: int, module: str) -> bool:
         return False
 
 
-def _all(pids: list[int], count: int = REPLICAS) -> list[int]:
+def complete(pids: list[int], count: int = REPLICAS) -> list[int]:
+    """The processes; none while there are fewer or more than `count`."""
     return pids if len(pids) == count else []
 
 
-def _ended(cox: subprocess.Popen[str], run: Run) -> None:
+def check_runs(cox: subprocess.Popen[str], run: Run) -> None:
+    """Raises when `cox run` has ended by itself."""
     if cox.poll() is not None:
         raise RuntimeError(f"`cox run` ended by itself:\n{run.logs()}")
 

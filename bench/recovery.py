@@ -59,7 +59,7 @@ class Recovery:
 
 def ends(run: Run) -> list[End]:
     """Every step done, in the order of time; each once a generation."""
-    lines = {(line["step"], line["worldGeneration"]): line for line in run._lines("timings.jsonl")}
+    lines = {(line["step"], line["worldGeneration"]): line for line in run.lines("timings.jsonl")}
     return sorted((max(r["ended"] for r in line["ranks"]), *key) for key, line in lines.items())
 
 
@@ -69,7 +69,7 @@ def standing(run: Run, after: float) -> float:
     """
     done = {
         (line["worldGeneration"], r["rank"], line["step"]): r
-        for line in run._lines("timings.jsonl")
+        for line in run.lines("timings.jsonl")
         for r in line["ranks"]
     }
     waits = [

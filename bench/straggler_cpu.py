@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -23,11 +24,10 @@ from statistics import median
 from typing import Any
 
 from bench.cpu_shares import Shares
-from bench.hdp_cpu import MODEL, _all, _ended, _started, _workers
-from coxswain.planlog import PlacementSegment
-from coxswain_coordinator.planning.plan_log import _unpack
+from bench.hdp_cpu import MODEL, check_runs, complete, started, workers
+from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_link.store import open_store
-from tests.local.jobs import Run, job_objects, wait_until, write_corpus
+from tests.local.jobs import ENDLESS, Run, job_objects, wait_until, write_corpus
 
 REPLICAS = 4
 SLOW = 1  # the trainer that is throttled
@@ -60,11 +60,11 @@ def job_of(folder: Path, name: str, options: argparse.Namespace) -> list[dict[st
         trainers=trainers,
         model={"config": MODEL},
         batch={"tokensPerStep": options.tokens, "maxSequenceTokens": options.longest},
-        stop={"steps": 100_000},
+        stop={"steps": ENDLESS},
         stragglers={"action": ACTIONS.get(name, "None")},
     )
     spec = found[-1]["spec"]
-    spec["checkpoint"]["everySteps"] = 100_000
+    spec["checkpoint"]["everySteps"] = ENDLESS
     degree = 1 if name == "data-only" else trainers
     hybrid = {"tokensPerReplica": options.capacity, "maxDegree": degree, "balance": "Makespan"}
     spec["parallelism"]["hybridData"] = hybrid
@@ -75,12 +75,12 @@ def measure(folder: Path, name: str, shares: Shares, options: argparse.Namespace
     """Throttles one worker after ONSET steps, if any, and measures the last steps."""
     run, began = Run(folder / name, job_of(folder, name, options)), time.monotonic()
     trainers = REPLICAS - 1 if name == "drop-device" else REPLICAS
-    with _started(run) as cox:
+    with started(run) as cox:
         found: list[int] = wait_until(
-            lambda: _all(_by_trainer(cox.pid), trainers) or _ended(cox, run), "workers", DEADLINE
+            lambda: complete(_by_trainer(cox.pid), trainers) or check_runs(cox, run), "workers", DEADLINE
         )
         shares.put(found)
-        wait_until(lambda: run.steps() or _ended(cox, run), "the first step", DEADLINE)
+        wait_until(lambda: run.steps() or check_runs(cox, run), "the first step", DEADLINE)
         first = time.monotonic() - began
         reach(run, cox, ONSET)
         onset = max(run.steps()) + 1
@@ -96,14 +96,14 @@ def measure(folder: Path, name: str, shares: Shares, options: argparse.Namespace
 
 
 def reach(run: Run, cox: subprocess.Popen[str], step: int) -> None:
-    wait_until(lambda: step in run.steps() or _ended(cox, run), f"step {step}", DEADLINE)
+    wait_until(lambda: step in run.steps() or check_runs(cox, run), f"step {step}", DEADLINE)
 
 
 def reach_plan_around(run: Run, cox: subprocess.Popen[str], checkpoints: Path, onset: int) -> int | None:
     """Read while it runs: a later checkpoint removes the records before it."""
     last = onset + WITHIN
     wait_until(
-        lambda: _planned_around(checkpoints, onset) is not None or last in run.steps() or _ended(cox, run),
+        lambda: _planned_around(checkpoints, onset) is not None or last in run.steps() or check_runs(cox, run),
         "a plan with speeds", DEADLINE,
     )  # fmt: skip
     return _planned_around(checkpoints, onset)
@@ -111,14 +111,14 @@ def reach_plan_around(run: Run, cox: subprocess.Popen[str], checkpoints: Path, o
 
 def rate_of(run: Run, first: int, steps: int) -> float:
     """Tokens a second of so many steps, by when they ended."""
-    timings = {line["step"]: line["ranks"] for line in run._lines("timings.jsonl")}
+    timings = {line["step"]: line["ranks"] for line in run.lines("timings.jsonl")}
     ends = [max(rank["ended"] for rank in timings[step]) for step in (first - 1, first + steps - 1)]
     return sum(run.steps()[k]["tokens"] for k in range(first, first + steps)) / (ends[1] - ends[0])
 
 
 def _by_trainer(root: int) -> list[int]:
     """Workers, in the order of their trainers. A process may end while they are listed."""
-    found = {pid: name for pid in _workers(root) if (name := _pod_of(pid))}
+    found = {pid: name for pid in workers(root) if (name := _pod_of(pid))}
     return sorted(found, key=found.__getitem__)
 
 
@@ -132,7 +132,7 @@ def _pod_of(pid: int) -> str:
 
 def _confirmed(run: Run, onset: int) -> int | None:
     """By the event: steps from the onset."""
-    for line in run._lines("events.jsonl"):
+    for line in run.lines("events.jsonl"):
         if line["reason"] == "StragglerDetected":
             return int(line["message"].partition("confirmed at step ")[2].split(".")[0].split(";")[0]) - onset
     return None
@@ -140,15 +140,15 @@ def _confirmed(run: Run, onset: int) -> int | None:
 
 def _planned_around(checkpoints: Path, onset: int) -> int | None:
     """The first step whose record in the plan log has speeds."""
-    store = open_store(f"file://{checkpoints}")
-    keys = [found.path for found in store.list("log/placements/")]
-    parts = [_unpack(key, store.get(key), PlacementSegment) for key in keys]
+    log = PlanLog(open_store(f"file://{checkpoints}"))
+    places = [map(int, re.findall(r"\d+", key)) for key in log.placements_before(ENDLESS)]  # generation, segment, part
+    parts = [part for place in places if (part := log.placement(*place))]
     return min((part.first_step - onset for part in parts if part.speeds), default=None)
 
 
 def _left_out(run: Run, onset: int) -> int | None:
     """The first step with fewer ranks."""
-    lines = run._lines("timings.jsonl")
+    lines = run.lines("timings.jsonl")
     return next((line["step"] - onset for line in lines if len(line["ranks"]) < REPLICAS), None)
 
 

@@ -67,4 +67,4 @@ def test_ranks_stand_from_the_end_of_a_step_to_the_begin_of_the_next_of_the_same
         {"step": step, "worldGeneration": world, "ranks": [{"rank": 1, "ended": end, "seconds": 1.0}]}
         for step, world, end in ends
     ]
-    assert standing(SimpleNamespace(_lines=lambda name: lines), after=5.5) == 0.25
+    assert standing(SimpleNamespace(lines=lambda name: lines), after=5.5) == 0.25

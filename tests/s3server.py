@@ -41,6 +41,7 @@ class S3Server:
         listen = f"{address}:{self._port.number}"
         self.endpoint_url = f"{'https' if self._authority else 'http'}://{listen}"
         self._child = Child(self._command(listen, self.data, self._certificate(root, address)), root / "log")
+        self.pid = self._child.process.pid
         self._child.wait_until(lambda: accepts(address, self._port.number))
         return self
 

@@ -177,7 +177,7 @@ class LocalRun:
         leave = asyncio.Event()
         passes = asyncio.create_task(run_job(controller, self._cluster, NAMESPACE, self._name, leave))
         try:
-            while not (self._is_over(job := await self._job()) or passes.done()):
+            while not (self._is_over(job := await self.job()) or passes.done()):
                 self._display.show(self._look(job))
                 check_room(self._cluster.workdir)
                 self._cluster.check_writable()
@@ -235,7 +235,7 @@ class LocalRun:
         requested = self._stop_requested or job["spec"].get("suspend", False)
         return has_ended(job) or (requested and is_suspended(job))
 
-    async def _job(self) -> Manifest:
+    async def job(self) -> Manifest:
         job = await self._cluster.get("TrainingJob", NAMESPACE, self._name)
         if job is None:
             raise Refused("JobGone", f"TrainingJob {self._name} was deleted from {self._cluster.workdir}/cluster")

@@ -23,8 +23,11 @@ MOST_BYTES = (
 class HttpJobControl:
     """Calls the coordinator at its pod's address with the job's token. Keeps one client a job."""
 
-    def __init__(self, cluster: Cluster, port: int = PORT_COORDINATOR, keys: TokenKeys | None = None) -> None:
-        self._cluster, self._port, self._keys = cluster, port, keys or TokenKeys()
+    def __init__(
+        self, cluster: Cluster, port: int = PORT_COORDINATOR, keys: TokenKeys | None = None,
+        deadline: float = DEADLINE_SECONDS,
+    ) -> None:  # fmt: skip
+        self._cluster, self._port, self._keys, self._deadline = cluster, port, keys or TokenKeys(), deadline
         self._clients: dict[str, tuple[str, AsyncClient]] = {}  # by the job's uid: address and token, client
 
     async def report(self, job: Manifest, after: str = "", wait: float = 0.0) -> JobReport | None:
@@ -77,7 +80,7 @@ class HttpJobControl:
         if known and known[0] == key:
             return known[1]
         url = f"http://{host_port(address, self._port)}"
-        client = AsyncClient(url, token, DEADLINE_SECONDS, retry=False, most=MOST_BYTES)
+        client = AsyncClient(url, token, self._deadline, retry=False, most=MOST_BYTES)
         self._clients[meta["uid"]] = (key, client)  # before the wait: a call beside this one takes the same client
         if known:
             await known[1].close()

@@ -159,7 +159,7 @@ def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.O
     registry = kopf.OperatorRegistry()
 
     async def log_in(**_: Any) -> kopf.ConnectionInfo:
-        return _connection_info(access)
+        return connection_info(access)
 
     async def on_event(event: Any, **_: Any) -> None:
         """Puts the object into the cache first: the pass that follows must find it there."""
@@ -230,7 +230,8 @@ class _ConnectionInfo(kopf.ConnectionInfo):
         return self.trust.context()
 
 
-def _connection_info(access: Access) -> kopf.ConnectionInfo:
+def connection_info(access: Access) -> kopf.ConnectionInfo:
+    """What kopf connects with: the server, the rights and the trust of the operator's own requests."""
     scheme, _, token = access.authorization().partition(" ")
     return _ConnectionInfo(
         server=access.url,

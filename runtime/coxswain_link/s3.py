@@ -83,14 +83,17 @@ class Access:
         }  # fmt: skip
 
 
-def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access) -> S3Store:
-    """Raises Refused for what no request can name, and where no authority is known (Denied)."""
+def open_s3(bucket: str, prefix: str, endpoint: EndpointConfig, access: Access, silence: str = _SILENCE) -> S3Store:
+    """`silence`: for how long a server may send nothing in the middle of an answer.
+
+    Raises Refused for what no request can name, and where no authority is known (Denied).
+    """
     url = _server(endpoint)
     virtual = endpoint.addressing_style == "Virtual"
     config: S3Config = {"region": _region(endpoint, url), "virtual_hosted_style_request": virtual}
     if url:
         config["endpoint"] = with_bucket(url, bucket) if virtual else url
-    client: ClientConfig = {"timeout": _WHOLE, "read_timeout": _SILENCE, "connect_timeout": "5s"}
+    client: ClientConfig = {"timeout": _WHOLE, "read_timeout": silence, "connect_timeout": "5s"}
     client["allow_http"] = plain = url.startswith("http://")
     if plain:
         access.authorities = None  # there is no certificate

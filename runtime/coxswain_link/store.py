@@ -24,7 +24,7 @@ from coxswain_link.files import Chooses
 from coxswain_link.object_info import Listing, ObjectInfo
 from coxswain_link.s3 import Access, find_access, open_s3
 from coxswain_link.s3_address import check_bucket
-from coxswain_link.store_attempt import StoreAttempt, where
+from coxswain_link.store_attempt import PAGE, StoreAttempt, where
 from coxswain_link.store_faults import (
     ERRORS,
     FULL,
@@ -76,12 +76,13 @@ class Store:
     """
 
     def __init__(
-        self, backend: Any, uri: str, access: Access | None = None, patience: float = 0.0, known: bool = False
-    ) -> None:
-        """`access`: of S3."""
+        self, backend: Any, uri: str, access: Access | None = None, patience: float = 0.0, known: bool = False,
+        page_keys: int = PAGE,
+    ) -> None:  # fmt: skip
+        """`access`: of S3. `page_keys`: of one answer of S3."""
         self._backend, self.uri, self._access = backend, uri, access
         self._worked, self.last_error = known, ""
-        self._one = StoreAttempt(backend, uri, access is not None)
+        self._one = StoreAttempt(backend, uri, access is not None, page_keys)
         self._again = tenacity.Retrying(
             retry=tenacity.retry_if_exception(self._may_pass),
             stop=lambda state: tenacity.stop_after_delay(_patience(state, patience))(state),

@@ -40,8 +40,8 @@ class StoreAttempt:
     Over http:// only TCP's 16 bits guard a body: content without a digest is read twice there.
     """
 
-    def __init__(self, backend: Any, uri: str, remote: bool) -> None:
-        self._backend, self._uri, self._remote = backend, uri, remote
+    def __init__(self, backend: Any, uri: str, remote: bool, page_keys: int = PAGE) -> None:
+        self._backend, self._uri, self._remote, self._page_keys = backend, uri, remote, page_keys
         self._files = None if remote else Files(file_path(uri))
         self._unguarded = remote and str((backend.config or {}).get("endpoint", "")).startswith("http://")
 
@@ -156,7 +156,7 @@ class StoreAttempt:
             self._check_listing(prefix)
         if self._remote:
             self._check_order(prefix, [after, *(info.path for info in found)])
-        return found, len(found) == PAGE
+        return found, len(found) == self._page_keys
 
     def _check_listing(self, prefix: str) -> None:
         """Raises where an object is there that cannot be: obstore takes any page of HTML for an empty listing.
@@ -173,7 +173,7 @@ class StoreAttempt:
             raise Lasting(f"{where(self._uri, prefix)}: {NO_ORDER}", "ListingUnordered")
 
     def _page(self, prefix: str, after: str) -> Listing:
-        found = obstore.list(self._backend, prefix or None, offset=after or None, chunk_size=PAGE)
+        found = obstore.list(self._backend, prefix or None, offset=after or None, chunk_size=self._page_keys)
         listed = [_info(meta) for chunk in (islice(found, 1) if self._remote else found) for meta in chunk]
         return listed if self._remote else sorted(listed)
 

@@ -298,7 +298,6 @@ def test_helm_test_fails_where_the_kind_of_quarantines_is_switched_on_and_not_se
         helm_test.main(NAMESPACE, "trainingjobs", "nodequarantines")
 
 
-def test_helm_test_fails_without_a_leader(helm_test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helm_test, "SECONDS", 0)
+def test_helm_test_fails_without_a_leader(helm_test: Any) -> None:
     with pytest.raises(SystemExit, match="no operator has taken the Lease elsewhere/coxswain-operator within 0 s"):
-        helm_test.main("elsewhere")
+        helm_test.main("elsewhere", seconds=0)

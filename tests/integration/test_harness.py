@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from e2e.cluster.controlplane import ControlPlane
 from tests.children import REPOSITORY
 from tests.integration.apiserver import ApiServer
 
@@ -46,10 +45,9 @@ def test_a_killed_test_run_takes_its_servers_with_it() -> None:
     subprocess.run(["rm", "-r", Path(folder)], check=True)
 
 
-def test_the_error_of_a_server_that_cannot_start_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ControlPlane, "_apiserver_arguments", lambda _: ["--no-such-flag"])
+def test_the_error_of_a_server_that_cannot_start_shows_its_log() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)exit code 1:.*unknown flag: --no-such-flag"):
-        ApiServer().__enter__()
+        ApiServer(flags={"kube-apiserver": ["--no-such-flag"]}).__enter__()
 
 
 def test_other_clients_reach_it_by_its_kubeconfig(api: ApiServer) -> None:

@@ -13,7 +13,7 @@ import pytest
 from coxswain.config import EndpointConfig
 from coxswain.errors import Refused
 from coxswain.names import ENV_INCARNATION, ENV_STORE_PATIENCE
-from coxswain_link import s3 as opening
+from coxswain_link.s3 import find_access, open_s3
 from coxswain_link.store import (
     BucketNotFound,
     CorruptObject,
@@ -264,11 +264,11 @@ def test_a_storm_of_refusals_is_met_with_ever_longer_pauses(proxy: S3Proxy, open
     assert 6 <= proxy.calls["GET"] <= 40  # a client without pauses makes thousands
 
 
-def test_a_server_that_falls_silent_is_asked_again(
-    proxy: S3Proxy, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opening, "_SILENCE", "500ms")
-    store = opened("silent")
+def test_a_server_that_falls_silent_is_asked_again(s3: S3Server, proxy: S3Proxy) -> None:
+    endpoint = EndpointConfig(url=proxy.endpoint_url, region=s3.region, secret="s3")
+    access = find_access(endpoint, s3.secrets_dir)
+    backend = open_s3(BUCKET, "silent", endpoint, access, silence="500ms")
+    store = Store(backend, f"s3://{BUCKET}/silent", access, patience=20.0)
     store.put("key", b"value")
     struck = threading.Event()
 

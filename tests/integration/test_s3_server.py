@@ -44,8 +44,7 @@ def test_a_listing_below_an_object_is_empty(s3: S3Server) -> None:
 
 def test_the_server_is_gone_after_its_block() -> None:
     with S3Server() as server:
-        pid = server._child.process.pid
-        folder = server.secrets_dir.parent
+        pid, folder = server.pid, server.secrets_dir.parent
     assert not folder.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -171,14 +171,14 @@ class Run:
 
     def steps(self) -> dict[int, Object]:
         """Valid lines of steps.jsonl by step: the last line of a step counts."""
-        return {line["step"]: line for line in self._lines("steps.jsonl")}
+        return {line["step"]: line for line in self.lines("steps.jsonl")}
 
     def events(self) -> list[str]:
-        return [line["reason"] for line in self._lines("events.jsonl")]
+        return [line["reason"] for line in self.lines("events.jsonl")]
 
     def warnings(self) -> str:
         """What its events warned of."""
-        warnings = [f"{line['reason']}: {line['message']}" for line in self._lines("events.jsonl") if line["warning"]]
+        warnings = [f"{line['reason']}: {line['message']}" for line in self.lines("events.jsonl") if line["warning"]]
         return "; ".join(warnings) or "nothing"
 
     def digests(self) -> list[tuple[str, str]]:
@@ -195,7 +195,8 @@ class Run:
         files = sorted((self.workdir / "logs").rglob("*.log"))
         return "\n".join(f"--- {f.relative_to(self.workdir)}\n{f.read_text()[-1500:]}" for f in files)
 
-    def _lines(self, name: str) -> list[Object]:
+    def lines(self, name: str) -> list[Object]:
+        """Whole lines of a file of its work directory, in order; none before there is one."""
         path = self.workdir / name
         if not path.exists():
             return []
@@ -229,7 +230,7 @@ def find_service(cox: subprocess.Popen[str], module: str) -> int | None:
     """A process of `python -m module` below this cox, if there is one. Workers run under the name of their fork server."""
     found = []
     for pid in descendants(cox.pid):
-        if module.encode() in _read(pid, "cmdline").split(b"\0"):
+        if module.encode() in read_process(pid, "cmdline").split(b"\0"):
             found.append(pid)
     if not found:
         return None
@@ -289,7 +290,7 @@ class Footprint:
     def of(run: Run, cox: subprocess.Popen[str]) -> Footprint:
         """Of this cox and all processes below it; at least one pod is alive."""
         pids = [cox.pid, *descendants(cox.pid)]
-        assert any(b"POD_UID=" in _read(pid, "environ") for pid in pids), "no pod is alive"
+        assert any(b"POD_UID=" in read_process(pid, "environ") for pid in pids), "no pod is alive"
         return Footprint.of_processes(run.folder, pids)
 
     @staticmethod
@@ -321,11 +322,11 @@ def _processes_with(mark: bytes) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             pid = int(entry.name)
-            if mark in _read(pid, "environ") or mark in _read(pid, "cmdline"):
+            if mark in read_process(pid, "environ") or mark in read_process(pid, "cmdline"):
                 yield pid
 
 
-def _read(pid: int, name: str) -> bytes:
+def read_process(pid: int, name: str) -> bytes:
     """A file of /proc; empty when the process has ended."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
@@ -340,7 +341,7 @@ def _opened(pid: int) -> Iterator[str]:
             with suppress(OSError):
                 if int(descriptor.name) > 2:
                     yield str(descriptor.readlink())
-    yield from re.findall(r"/dev/shm/\S+", _read(pid, "maps").decode())
+    yield from re.findall(r"/dev/shm/\S+", read_process(pid, "maps").decode())
 
 
 def _bound() -> Iterator[tuple[str, str]]:

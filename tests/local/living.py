@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.local.jobs import SERVICES, Run, _read, descendants, job_objects
+from tests.local.jobs import SERVICES, Run, descendants, job_objects, read_process
 
 
 def living_job(corpus: str, folder: Path, trainers: int, **spec: Any) -> Run:
@@ -25,12 +24,12 @@ def living_job(corpus: str, folder: Path, trainers: int, **spec: Any) -> Run:
 def pod(cox: subprocess.Popen[str], trainer: int) -> set[int]:
     """Process ids of all of a trainer's pod."""
     name = f"-trainer-{trainer}".encode()
-    words = {pid: _read(pid, "environ").split(b"\0") for pid in descendants(cox.pid)}
+    words = {pid: read_process(pid, "environ").split(b"\0") for pid in descendants(cox.pid)}
     return {pid for pid, found in words.items() if any(w.startswith(b"POD_NAME=") and name in w for w in found)}
 
 
 def agents_of(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if SERVICES["agent"].encode() in _read(pid, "cmdline").split(b"\0")}
+    return {pid for pid in pids if SERVICES["agent"].encode() in read_process(pid, "cmdline").split(b"\0")}
 
 
 def send(pids: set[int], sent: signal.Signals) -> None:
@@ -42,10 +41,6 @@ def scale(run: Run, trainers: int) -> None:
     words = [sys.executable, "-m", "coxswain_cli", "scale", str(run.workdir), str(trainers)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"small: asked for {trainers} trainers\n"), done.stderr
-
-
-def lines(run: Run) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.workdir / "steps.jsonl").read_text().splitlines()]
 
 
 def stop(run: Run, cox: subprocess.Popen[str]) -> None:

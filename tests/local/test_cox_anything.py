@@ -211,11 +211,9 @@ def cox(monkeypatch):
     """Runs a command in this process. A job that would run ends before its first pod."""
 
     async def until_end(run, interrupts):
-        return await run._job()
+        return await run.job()
 
     monkeypatch.setattr(LocalRun, "until_end", until_end)
-    monkeypatch.setattr("coxswain_operator.local.cluster.LOCK_SECONDS", 0.0)
-    monkeypatch.setattr("coxswain_cli.readers.cluster._DEADLINE", 0.01)
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "no kubeconfig")
     monkeypatch.setenv("HOME", "no home")
     monkeypatch.delenv("KUBECONFIG", raising=False)

@@ -10,7 +10,8 @@ from coxswain.errors import Refused
 from coxswain.membership.values import Sequence
 from coxswain.names import ENV_STORE_PATIENCE
 from coxswain_data.local import LocalData
-from coxswain_link.store import StoreUnavailable, open_store
+from coxswain_link.s3 import find_access, open_s3
+from coxswain_link.store import Store, StoreUnavailable, open_store
 from tests.local.data_plane import Corpus, job_of, write_corpus
 from tests.s3proxy import S3Proxy, drawn, lost
 from tests.s3server import S3Server
@@ -111,10 +112,20 @@ def texts(s3, tmp_path, bucket: str) -> list[bytes]:
     return [bytes(data.tokens(Sequence("mine", 0, i, 0, n - 1, n)).tolist()) for i, n in enumerate(lengths)]
 
 
+def paged(s3: S3Server, url: str, bucket: str, page: int) -> Store:
+    """A bucket that is listed by so many keys at a time."""
+    endpoint = EndpointConfig(url=url, region=s3.region, secret="s3")
+    access = find_access(endpoint, s3.secrets_dir)
+    return Store(open_s3(bucket, "", endpoint, access), f"s3://{bucket}/", access, page_keys=page)
+
+
 @pytest.mark.parametrize("page", [1, 3, 1000])
-def test_a_key_may_have_any_letters(s3, tmp_path, monkeypatch, page):
-    monkeypatch.setattr("coxswain_link.store_attempt.PAGE", page)
+def test_a_key_may_have_any_letters(s3, proxy, tmp_path, page):
     bucket = put(s3, f"letters-{page}", **{key: key.encode() for key in KEYS})
+    store = paged(s3, proxy.endpoint_url, bucket, page)
+    assert [info.path for info in store.list()] == sorted(KEYS)
+    assert proxy.calls["GET"] == 2 * (len(KEYS) // page + 1)  # each page twice: nothing guards it
+    assert [store.get(key) for key in KEYS] == [key.encode() for key in KEYS]
     assert sorted(texts(s3, tmp_path, bucket)) == sorted(key.encode() for key in KEYS)
 
 

@@ -50,7 +50,7 @@ def completes(run: Run, *arguments: str) -> None:
 
 def written(run: Run) -> list[int]:
     """The steps of all lines of steps.jsonl: also of those that were done again."""
-    return [line["step"] for line in run._lines("steps.jsonl")]
+    return [line["step"] for line in run.lines("steps.jsonl")]
 
 
 def attempts(run: Run) -> list[dict]:

@@ -62,7 +62,7 @@ def refused(run: Run) -> None:
 def followed(run: Run) -> None:
     """At the first uncommitted step: weights."""
     drawn = {s: {n for n, tokens in line["tokens_by_source"].items() if tokens} for s, line in run.steps().items()}
-    (said,) = [e["message"] for e in run._lines("events.jsonl") if e["reason"] == "MixChanged"]
+    (said,) = [e["message"] for e in run.lines("events.jsonl") if e["reason"] == "MixChanged"]
     assert "weight of code 700 -> 0" in said
     first = min(step for step in drawn if step >= FIRST and drawn[step] == {"docs"})
     assert first % 8 == 0

@@ -112,7 +112,7 @@ def test_rings_over_pipelines_train_as_one_replica(tmp_path: Path, corpus: str, 
     run = run_of(tmp_path, corpus, tmp_path / "checkpoints", PIPELINES, capacity=LONGEST // 2)
     assert run.run() == 0, run.output + run.logs()
     assert layout_of(run) == "2 x tp1pp2"
-    timings = [json.loads(line) for line in (run.workdir / "timings.jsonl").read_text().splitlines()]
+    timings = run.lines("timings.jsonl")
     assert any(task["kind"] == "ring" for line in timings for task in line["planned"])
     assert {(rank["replica"], rank["stage"]) for rank in timings[0]["ranks"]} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert run.digests() == baseline.digests()
@@ -163,7 +163,7 @@ def test_mode_auto_keeps_its_choice_over_a_resume_and_trains_as_one_replica(
     assert run.run("--until-step", "5") == 0, run.output + run.logs()
     chosen = layout_of(run)
     assert run.run() == 0, run.output + run.logs()
-    said = [line["message"] for line in run._lines("events.jsonl") if line["reason"] == "StrategyChosen"]
+    said = [line["message"] for line in run.lines("events.jsonl") if line["reason"] == "StrategyChosen"]
     assert len(said) == 1
     assert said[0].startswith(f"{chosen}: ")
     assert layout_of(run) == chosen

@@ -14,9 +14,9 @@ from tests.local.jobs import (
     SERVICES,
     STEPS,
     Run,
-    _read,
     descendants,
     job_objects,
+    read_process,
     stop_recovered,
     wait_for_step,
     wait_until,
@@ -32,7 +32,7 @@ EVALUATION = {"everySteps": EVERY, "tokens": 3000}
 def workers_of(cox: Any) -> list[int]:
     """Process ids of all workers: the forks of fork servers."""
     every = list(descendants(cox.pid))
-    forks = [pid for pid in every if SERVICES["forkserver"].encode() in _read(pid, "cmdline").split(b"\0")]
+    forks = [pid for pid in every if SERVICES["forkserver"].encode() in read_process(pid, "cmdline").split(b"\0")]
     return [pid for pid in forks if pid not in {parent for parent in forks if set(descendants(parent)) & set(forks)}]
 
 
@@ -62,7 +62,7 @@ def two(tmp_path_factory, corpus):
 
 
 def test_a_killed_worker_costs_at_most_one_step_where_another_holds_its_copy(one, two):
-    lines = two._lines("steps.jsonl")
+    lines = two.lines("steps.jsonl")
     steps = [line["step"] for line in lines]
     assert len(steps) - len(set(steps)) <= 1
     first = min(line["step"] for line in lines if line["worldGeneration"] == 2)

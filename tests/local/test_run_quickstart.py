@@ -31,4 +31,4 @@ def test_the_example_of_ones_own_model_trains_with_rings_and_resumes_from_its_ch
     assert run.losses()[:3] == before
     assert len(run.losses()) == 6
     assert run.losses()[-1] < before[0]
-    assert any(task["kind"] == "ring" for line in run._lines("timings.jsonl") for task in line["planned"])
+    assert any(task["kind"] == "ring" for line in run.lines("timings.jsonl") for task in line["planned"])

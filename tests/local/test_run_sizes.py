@@ -1,6 +1,5 @@
 """Trainers that come and go while `cox run` trains: by `cox scale`, and by the loss of a whole pod."""
 
-import json
 import signal
 import subprocess
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.local.jobs import Run, wait_for_step, wait_until, whole_run
-from tests.local.living import agents_of, lines, living_job, pod, scale, send, stop
+from tests.local.living import agents_of, living_job, pod, scale, send, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -44,8 +43,8 @@ def test_a_job_that_is_scaled_up_and_down_trains_on_in_the_same_processes(tmp_pa
     wait_until(lambda: not pod(cox, 1), "the end of trainer-1")
     assert pod(cox, 0) == first
     stop(run, cox)
-    steps = [line["step"] for line in lines(run)]
-    generations = [line["worldGeneration"] for line in lines(run)]
+    lines = run.lines("steps.jsonl")
+    steps, generations = [line["step"] for line in lines], [line["worldGeneration"] for line in lines]
     assert steps == list(range(len(steps))) and sorted(set(generations)) == [1, 2, 3]
     assert "WorkerRestarted" not in run.events(), run.warnings()
     assert_equal_to_calm(run, corpus, tmp_path / "calm", 1)
@@ -64,10 +63,11 @@ def test_a_trainer_whose_pod_is_killed_is_planned_around_at_once_and_joins_again
     wait_for_world(run, cox, 3)
     assert pod(cox, 0) == kept and pod(cox, 1) and not pod(cox, 1) & lost
     stop(run, cox)
-    steps = [line["step"] for line in lines(run)]
+    lines = run.lines("steps.jsonl")
+    steps = [line["step"] for line in lines]
     assert len(steps) - len(set(steps)) <= 1
-    found = {line["worldGeneration"]: line for line in reversed(lines(run))}
-    last = max((line for line in lines(run) if line["worldGeneration"] == 1), key=lambda line: line["step"])
+    found = {line["worldGeneration"]: line for line in reversed(lines)}
+    last = max((line for line in lines if line["worldGeneration"] == 1), key=lambda line: line["step"])
     assert sorted(found) == [1, 2, 3] and found[2]["step"] >= 5
     assert found[2]["time"] - last["time"] < 30  # three of them are patience; the others are for a busy machine
     assert_equal_to_calm(run, corpus, tmp_path / "calm", 2)
@@ -93,12 +93,12 @@ def test_a_pipeline_that_loses_a_trainer_for_good_becomes_replicas_and_is_whole_
     wait_for_world(run, cox, 4)
     assert pod(cox, 0) == kept
     stop(run, cox)
-    events = [json.loads(line) for line in (run.workdir / "events.jsonl").read_text().splitlines()]
+    events = run.lines("events.jsonl")
     changed = [event["message"] for event in events if event["reason"] == "LayoutChanged"]
     assert len(changed) == 2 and changed[1].startswith("trainer-1 joined; generation 4 ")
     # Beside others on the machine a trainer may be slow as well, and be named before the loss.
     assert changed[0].startswith("because of ")
     assert "the loss of trainer-1: 2 x tp1pp1 is predicted to save " in changed[0]
-    steps = [line["step"] for line in lines(run)]
+    steps = [line["step"] for line in run.lines("steps.jsonl")]
     assert len(steps) - len(set(steps)) <= 1
     assert_equal_to_calm(run, corpus, tmp_path / "calm", 1)

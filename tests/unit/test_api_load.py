@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from coxswain.api.field_errors import FieldError
-from coxswain.api.load import MAX_BYTES, Document, load_documents, load_value
+from coxswain.api.load import MAX_BYTES, MAX_NODES, Document, load_documents, load_value
 from coxswain.api.validate import validate
 
 SOURCE = """\
@@ -238,17 +238,21 @@ def test_a_file_may_have_three_million_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
 def test_a_document_may_have_just_so_many_values_with_shared_ones_counted_wherever_they_stand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, fits: bool
+    tmp_path: Path, spare: int, fits: bool
 ) -> None:
-    text = f"{SOURCE}x: &x [1, {{a: 2}}]\nz: [*x, *x]\n"
-
     def count(value: Any) -> int:
         members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         return 1 + sum(map(count, members))
 
-    monkeypatch.setattr("coxswain.api.load.MAX_NODES", count(yaml.safe_load(text)) + spare)
-    documents, faults = load(tmp_path, text)
-    assert (len(documents), len(faults)) == ((1, 0) if fits else (0, 1))
+    def text(further: int) -> str:
+        """Nearly all of the values are the same four, and `further` ones stand alone."""
+        many, more = ", ".join(["*x"] * 400), ", ".join(["*z"] * 60 + ["1"] * further)
+        return f"{SOURCE}four: &x [1, {{a: 2}}]\nmany: &z [{many}]\nmore: [{more}]\n"
+
+    documents, faults = load(tmp_path, text(MAX_NODES - spare - count(yaml.safe_load(text(0)))))
+    assert len(documents) == fits
+    message = "the document is too large with its aliases written out"
+    assert [fault.message for fault in faults] == ([] if fits else [message])
 
 
 def test_aliases_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:

@@ -368,8 +368,7 @@ async def test_a_job_whose_plans_are_late_goes_on_with_the_fall_back_and_says_so
         report = await c.play()
         lines = [line for _, line in sorted(c.steps().items())]
         assert (
-            'coxswain_planned_steps_total{balance="makespan"} 20.0'
-            in c.coordinator._state.metrics.exposition().decode()
+            'coxswain_planned_steps_total{balance="makespan"} 20.0' in c.coordinator.state.metrics.exposition().decode()
         )
     assert [line.stream_digest for line in lines] == [line.stream_digest for line in expected]
     assert {line.balance for line in lines} == {"makespan"}

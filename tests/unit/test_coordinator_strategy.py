@@ -185,7 +185,7 @@ async def test_the_world_has_the_chosen_layout_and_the_report_names_it_beside_th
     job = make_job(tmp_path, parallelism=AUTO, stop_steps=8)
     async with cluster(job, tmp_path) as c:
         report = await c.play()
-        session = c.coordinator._state.session
+        session = c.coordinator.state.session
     record = log_of(job).last_strategy()
     assert record is not None
     assert session is not None

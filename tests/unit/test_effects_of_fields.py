@@ -16,7 +16,7 @@ import pytest
 
 from coxswain import config, layout, planlog, wire
 from coxswain.api.common import Model
-from coxswain.api.effects import _inner
+from coxswain.api.effects import model_of
 from coxswain.api.kinds import BY_NAME
 from coxswain.api.rules import RULES
 from coxswain.plan import values as plan
@@ -70,7 +70,7 @@ def models() -> dict[type[Model], set[str]]:
         if holder in found.setdefault(model, {model.__name__}):
             continue
         found[model].add(holder)
-        inner = ((_inner(field.annotation)[0], name) for name, field in model.model_fields.items())
+        inner = ((model_of(field.annotation)[0], name) for name, field in model.model_fields.items())
         todo += [(type_, name) for type_, name in inner if type_ is not None]
     return found
 

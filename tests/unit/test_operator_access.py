@@ -1,13 +1,14 @@
 """Where the operator and `cox` find the API server."""
 
+from functools import partial
+
 import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
 from coxswain.errors import Refused
 from coxswain_cli.__main__ import app
-from coxswain_operator.kubernetes import access
-from coxswain_operator.kubernetes.access import Access, find_access, users_access
+from coxswain_operator.kubernetes.access import Access, find_access, remember_header, users_access
 from coxswain_operator.kubernetes.connection import Connection
 from coxswain_operator.kubernetes.trust import Trust
 
@@ -125,12 +126,12 @@ def test_a_kubeconfig_of_the_environment_that_is_not_there_is_named_and_no_other
 
 
 @pytest.mark.parametrize("words", ["status", "status demo", "logs demo", "report demo", "scale demo 2"])
-def test_every_command_in_a_pod_asks_the_cluster_of_kubeconfig(monkeypatch, kubeconfig, words):
+def test_every_command_in_a_pod_asks_the_cluster_of_kubeconfig(monkeypatch, account, kubeconfig, words):
     def asked(access, _):
         raise Refused("Asked", f"asked {access.url}")
 
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    monkeypatch.setattr(access, "_of_pod", lambda *_: Access("https://10.96.0.1:443"))
+    in_a_pod = partial(users_access, account=account, environment={**POD, "KUBECONFIG": str(kubeconfig)})
+    monkeypatch.setattr("coxswain_cli.readers.cluster.users_access", in_a_pod)
     monkeypatch.setattr("coxswain_cli.readers.cluster.Connection", asked)
     done = CliRunner().invoke(app, [*words.split(), "--namespace", "team"])
     assert (done.exit_code, done.output) == (2, f"cox {words.split()[0]}: asked https://here:1\n")
@@ -230,7 +231,7 @@ def test_a_header_is_looked_up_once_a_second_and_not_for_every_request():
         looked.append(now)
         return f"Bearer {now}"
 
-    header = access._remembered(look, lambda: now)
+    header = remember_header(look, lambda: now)
     assert [header(), header()] == ["Bearer 10.0"] * 2
     now = 10.9
     assert header() == "Bearer 10.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -164,9 +165,20 @@ def test_the_owners_of_a_job_are_those_of_the_objects_that_have_its_name_now(
         known = {e.owner for e in cache.select("lab", {LABEL_JOB: job})}
         assert set(cache.owners("lab", job)) == known - {""}
     assert not cache.owners("elsewhere", "demo")
-    for name in "pqr":
-        cache.forget(("lab", name), len(changes))
-    assert not cache._owners and not cache._by_owner
+
+
+def test_nothing_stays_in_memory_of_owners_and_jobs_that_are_gone() -> None:
+    cache, early = Cache[str](), 0
+    tracemalloc.start()
+    try:
+        for n in range(2000):
+            for version, job in ((2 * n + 1, f"first-{n}"), (2 * n + 2, f"second-{n}")):
+                cache.put(Entry(NAME, "u", version, {LABEL_JOB_UID: job, LABEL_JOB: job}, "v"))
+            cache.forget(NAME, 2 * n + 2)
+            early = early or tracemalloc.get_traced_memory()[0]
+        assert tracemalloc.get_traced_memory()[0] - early < 30_000  # an empty dictionary for each job takes 128,000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_removed_object_leaves_its_siblings_with_their_owner() -> None:

@@ -102,6 +102,12 @@ async def test_an_event_says_about_which_job_what_happened_when_and_how_bad_it_i
     }  # fmt: skip
 
 
+async def test_an_event_of_a_time_that_cannot_be_written_has_the_nearest_that_can() -> None:
+    server = Server()
+    await published(server, Event("Failed", "early", time=-1e300), Event("Failed", "late", time=1e300))
+    assert [body["eventTime"][:10] for body in server.bodies] == ["1970-01-01", "9999-12-31"]
+
+
 async def test_what_is_said_again_is_counted_in_the_event_that_is_there_at_the_latest_when_the_operator_leaves() -> (
     None
 ):

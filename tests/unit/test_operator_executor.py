@@ -318,6 +318,19 @@ async def test_deletions_and_creations_overlap_for_half_a_second_and_go_on_with_
     assert server.most == 1  # a batch that went wrong begins again with one
 
 
+@pytest.mark.parametrize(("gone_job", "most"), [("demo", 1), ("other", 4)])
+async def test_a_job_that_is_gone_leaves_nothing_to_one_of_its_name(gone_job: str, most: int) -> None:
+    server = Server(seconds=0.2)
+    executor = executing(server)
+    await execute(executor, *[gone(n) for n in range(2, 60)], *[pod(n) for n in range(2, 60)])
+    executor.forget("lab", gone_job)
+    server.most, server.refuses = 0, lambda name: QUOTA
+    await execute(executor, *[pod(n) for n in range(10)])
+    assert server.most == most
+    executor.forget("lab", gone_job)
+    assert (executor.refusals(JOB).rejection is None) is (gone_job == "demo")
+
+
 async def test_creations_alone_have_no_time_limit_and_start_slowly_each_time() -> None:
     server = Server(seconds=0.2)
     executor = executing(server)

@@ -142,7 +142,7 @@ async def test_the_servers_certificate_must_name_what_the_kubeconfig_says(author
 
     def connecting(name):
         trust = Trust(authority.cert_pem.bytes(), server_name=name)
-        return Connection(Access(url, OfKopf(kopf_watches._connection_info(Access(url, trust))) if kopf else trust))
+        return Connection(Access(url, OfKopf(kopf_watches.connection_info(Access(url, trust))) if kopf else trust))
 
     async with server(authority, "api.internal") as url:
         async with connecting("api.internal") as connection:

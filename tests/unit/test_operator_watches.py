@@ -86,7 +86,8 @@ async def watched(
     cluster: Any,
     kopf: Callable[..., Awaitable[None]] = for_ever,
     *scopes: str,
-    quarantine: bool = False,
+    access: Access = ACCESS,
+    **options: Any,
 ) -> list[Key]:
     """The keys that the watches add within five minutes. `kopf`: one of its tasks; another goes on."""
 
@@ -103,13 +104,26 @@ async def watched(
     added, before = list[Key](), asyncio.all_tasks()
     try:
         async with asyncio.timeout(300):
-            await run_watches(cluster, ACCESS, added.append, scopes, quarantine=quarantine)  # type: ignore[arg-type]
+            await run_watches(cluster, access, added.append, scopes, **options)
     except TimeoutError:
         pass
     finally:
         left = [t for t in asyncio.all_tasks() - before if not t.get_name().startswith("informer")]
         assert left == [], "a task is left"
     return added
+
+
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `watched` gives kopf to call: `log in`, and for changes by the plural of the kind."""
+    given: dict[str, Any] = {}
+
+    def event(group: str, version: str, plural: str, **_: Any) -> Callable[[Any], Any]:
+        return lambda handler: given.setdefault(plural, handler)
+
+    monkeypatch.setattr(kopf_watches.kopf.on, "event", event)
+    monkeypatch.setattr(kopf_watches.kopf.on, "login", lambda **_: lambda handler: given.setdefault("log in", handler))
+    return given
 
 
 async def test_a_change_of_a_pod_adds_the_job_of_its_label_and_of_no_other_pod(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +219,13 @@ async def test_a_run_of_kopf_that_ends_arms_no_kill_of_the_process(monkeypatch: 
         await for_ever()
 
     kopf_watches.kopf.on.login(registry=registry)(log_in)
-    run = asyncio.create_task(kopf_watches._kopf_once(registry, "lab", kopf_watches._settings(55.0), lambda: None))
-    await asyncio.sleep(1)
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
+    spawn_tasks = kopf_watches.kopf.spawn_tasks
+    monkeypatch.setattr(
+        kopf_watches.kopf, "spawn_tasks", lambda **options: spawn_tasks(**{**options, "registry": registry})
+    )
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await run_watches(cast("KubernetesCluster", Watched()), ACCESS, lambda key: None, ("lab",))
     await asyncio.sleep(3600)
     assert killed == []
 
@@ -262,12 +279,12 @@ async def test_kopf_that_fails_in_one_namespace_runs_on_in_the_others(monkeypatc
 
 
 async def test_a_quarantine_adds_every_job_of_the_namespaces_that_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, added = Watched(manifest("NodeQuarantine", "n")), list[Key]()
-    work = asyncio.create_task(kopf_watches._add_jobs_at_quarantines(cluster, "lab", added.append))  # type: ignore[arg-type]
-    await asyncio.sleep(1)
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)
-    assert added == [("lab", "first"), ("lab", "second")]
+    cluster = Watched(manifest("NodeQuarantine", "n"))
+    assert await watched(monkeypatch, cluster, for_ever, "lab") == []
+    assert await watched(monkeypatch, cluster, for_ever, "lab", quarantine=True) == [
+        ("lab", "first"),
+        ("lab", "second"),
+    ]
 
 
 class WithoutQuarantines(DeniesOne):
@@ -317,12 +334,18 @@ async def test_an_error_that_restarting_kopf_cannot_mend_is_raised(monkeypatch: 
 @pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize(("type_", "noted"), [("DELETED", "DELETED"), ("MODIFIED", "MODIFIED"), (None, "MODIFIED")])
 async def test_a_change_is_noted_before_it_adds_its_jobs_and_an_own_write_adds_none(
-    kind: str, keys: list[Key], ours: bool, type_: str | None, noted: str
+    handlers: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    keys: list[Key],
+    ours: bool,
+    type_: str | None,
+    noted: str,
 ) -> None:
-    cluster, added = Watched(), list[Key]()
+    cluster = Watched()
+    added = await watched(monkeypatch, cluster)
+    cluster.asked.clear()
     cluster.ours = ours
-    registry = kopf_watches._registry(cluster, ACCESS, added.append)  # type: ignore[arg-type]
-    handlers: dict[str, Any] = {handler.id: handler.fn for handler in registry._watching._handlers}
     item = manifest(kind, "changed")
     await handlers[f"{kind.lower()}s".replace("xs", "xes")](event={"type": type_, "object": item})
     assert [(change.kind, change.object) for change in cluster.noted] == [(noted, item)]
@@ -330,8 +353,11 @@ async def test_a_change_is_noted_before_it_adds_its_jobs_and_an_own_write_adds_n
     assert cluster.asked == ([] if ours or kind == "TrainingJob" else ["jobs in lab"])
 
 
-def test_kopf_goes_on_asking_and_leaves_scanning_peering_and_events_alone() -> None:
-    settings = kopf_watches._settings(55.0)
+async def test_kopf_goes_on_asking_and_leaves_scanning_peering_and_events_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await watched(monkeypatch, Watched(), silence=55.0)
+    settings = SPAWNED[0]["settings"]
     assert list(islice(settings.networking.error_backoffs, 8)) == [0.5, 1, 2, 4, 8, 15, 15, 15]
     assert settings.process.ultimate_exiting_timeout is None
     assert (settings.posting.enabled, settings.peering.standalone, settings.scanning.disabled) == (False, True, True)
@@ -339,16 +365,18 @@ def test_kopf_goes_on_asking_and_leaves_scanning_peering_and_events_alone() -> N
 
 
 @pytest.mark.parametrize(("header", "scheme", "token"), [("Bearer secret", "Bearer", "secret"), ("", None, None)])
-async def test_kopf_connects_with_the_operators_own_rights(header: str, scheme: str | None, token: str | None) -> None:
-    access = replace(ACCESS, authorization=lambda: header)
-    (log_in,) = kopf_watches._registry(Watched(), access, lambda key: None)._activities._handlers  # type: ignore[arg-type]
-    info: Any = await log_in.fn()
+async def test_kopf_connects_with_the_operators_own_rights(
+    handlers: dict[str, Any], monkeypatch: pytest.MonkeyPatch, header: str, scheme: str | None, token: str | None
+) -> None:
+    await watched(monkeypatch, Watched(), access=replace(ACCESS, authorization=lambda: header))
+    info = await handlers["log in"]()
     assert (info.server, info.scheme, info.token) == ("https://api", scheme, token)
 
 
 @pytest.mark.parametrize("proxy", [None, "http://proxy:3128"])
-async def test_kopf_reaches_the_server_in_the_way_of_the_operators_own_requests(proxy: str | None) -> None:
-    access = replace(ACCESS, proxy=proxy)
-    (log_in,) = kopf_watches._registry(Watched(), access, lambda key: None)._activities._handlers  # type: ignore[arg-type]
-    info: Any = await log_in.fn()
+async def test_kopf_reaches_the_server_in_the_way_of_the_operators_own_requests(
+    handlers: dict[str, Any], monkeypatch: pytest.MonkeyPatch, proxy: str | None
+) -> None:
+    await watched(monkeypatch, Watched(), access=replace(ACCESS, proxy=proxy))
+    info = await handlers["log in"]()
     assert info.proxy_url == proxy

@@ -20,7 +20,7 @@ from coxswain.cost.memory import Recompute
 from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 from coxswain_train.profile import __main__ as profiler
-from coxswain_train.profile.__main__ import Subject, _parser, base_of, fitted_hardware, said, subject_of
+from coxswain_train.profile.__main__ import Subject, base_of, fitted_hardware, options_of, said, subject_of
 from coxswain_train.profile.machine import tasks_of
 from coxswain_train.profile.measure import measure
 
@@ -260,7 +260,7 @@ def test_every_replica_has_a_steps_packs_and_a_part_of_its_ring() -> None:
 )
 def test_a_profile_of_no_known_model_is_refused(arguments: list[str], says: str) -> None:
     with pytest.raises(Refused, match=says):
-        subject_of(_parser().parse_args(arguments))
+        subject_of(options_of(arguments))
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_profile_of_no_known_model_is_refused(arguments: list[str], says: str)
 def test_what_a_profile_refuses_it_refuses_before_it_measures(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(profiler, "_profile", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(profiler, "profile", lambda *_: pytest.fail("it measures"))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     try:
         code = profiler.main(["--model", "llama-tiny", "--vocabulary", "320", *arguments])
@@ -294,7 +294,7 @@ def test_what_only_the_engine_refuses_is_said_by_one_rank_and_without_a_tracebac
     def refuse(*_: object) -> int:
         raise Refused("BadModel", "model.custom.class 'mine:Model': cannot be imported")
 
-    monkeypatch.setattr(profiler, "_profile", refuse)
+    monkeypatch.setattr(profiler, "profile", refuse)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setenv("RANK", rank)
     assert profiler.main(["--model", "llama-tiny", "--vocabulary", "320"]) == 2
@@ -316,13 +316,13 @@ def test_a_shape_in_a_file_that_no_model_has_is_refused(tmp_path: Path, change: 
     file = tmp_path / "shape.json"
     file.write_bytes(msgspec.json.encode(replace(MODEL, **change)))
     with pytest.raises(Refused, match=says):
-        subject_of(_parser().parse_args(["--model", str(file)]))
+        subject_of(options_of(["--model", str(file)]))
 
 
 def test_a_shape_in_a_file_is_profiled_as_a_preset_is(tmp_path: Path) -> None:
     file = tmp_path / "shape.json"
     file.write_bytes(msgspec.json.encode(MODEL))
-    subject = subject_of(_parser().parse_args(["--model", str(file), "--tokens", "512", "--recompute", "Full"]))
+    subject = subject_of(options_of(["--model", str(file), "--tokens", "512", "--recompute", "Full"]))
     assert (subject.model, subject.tokens, subject.recompute) == (MODEL, 512, "Full")
 
 

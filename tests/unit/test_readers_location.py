@@ -21,7 +21,7 @@ from coxswain_cli.readers.folder import FolderReader
 from coxswain_cli.readers.location import LocationReader
 from coxswain_cli.readers.stored_run import StoredRun, open_location
 from coxswain_cli.reporting.model import RecordedRun
-from coxswain_coordinator.state import history
+from coxswain_coordinator.state.history import MOST_STEPS
 from coxswain_link.store import open_store
 from tests.unit import report_samples as samples
 from tests.unit.coordinator_fakes import Cluster, cluster, make_job
@@ -43,12 +43,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def train(folder: Path) -> None:
+async def train(folder: Path, most: int = MOST_STEPS) -> None:
+    """`most`: bytes of steps.jsonl."""
     lines = []
     first = make_job(folder, stop_steps=EDITED_AT)
     for number, part in enumerate((first, edited(first))):
         async with cluster(part, folder / f"part-{number}", instance=str(number)) as run:
             run.folder.mkdir()
+            writer = run.coordinator.state.history.steps
+            assert writer.most == MOST_STEPS
+            writer.most = most
             await played(run)
             lines.append((run.folder / "steps.jsonl").read_text())
     (folder / "steps.jsonl").write_text("".join(lines))
@@ -111,11 +115,8 @@ def test_the_report_of_a_work_directory_has_the_steps_whose_lines_it_no_longer_h
     assert any(note.startswith(f"steps before {STEPS // 2} are missing: those at file:") for note in run.notes)
 
 
-def test_a_run_keeps_its_newest_lines_within_a_limit_and_its_report_has_every_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history, "MOST_STEPS", 4000)
-    asyncio.run(train(tmp_path))
+def test_a_run_keeps_its_newest_lines_within_a_limit_and_its_report_has_every_step(tmp_path: Path) -> None:
+    asyncio.run(train(tmp_path, most=4000))
     folder, job = tmp_path / "part-1", edited(make_job(tmp_path))
     lines = [json.loads(line)["step"] for line in (folder / "steps.jsonl").read_text().splitlines()]
     assert (folder / "steps.jsonl").stat().st_size <= 4000
@@ -156,9 +157,9 @@ def test_the_memberships_of_a_run_whose_mix_was_never_edited_are_not_listed(
 ) -> None:
     """A million steps have 125,000 of them."""
     (tmp_path / "store" / mix_key(1)).unlink()
-    run, asked = open_location(job.checkpoint.uri), list[str]()
-    monkeypatch.setattr(run, "_keys", lambda prefix: asked.append(prefix) or [])
-    assert ([m.first_step for m in run.mixes()], asked) == ([0], [])
+    store, asked = open_store(job.checkpoint.uri), list[str]()
+    monkeypatch.setattr(store, "list", lambda prefix="": asked.append(prefix) or [])
+    assert ([m.first_step for m in StoredRun(store).mixes()], asked) == ([0], [])
 
 
 def test_a_mix_that_no_step_uses_yet_is_not_drawn(job: JobConfig, tmp_path: Path) -> None:

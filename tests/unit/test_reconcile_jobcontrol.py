@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -29,7 +29,9 @@ READY = [{"type": "Ready", "status": "True"}]
 
 
 @asynccontextmanager
-async def knowing(port: int, token: str) -> AsyncIterator[tuple[HttpJobControl, FakeCluster]]:
+async def knowing(
+    port: int, token: str, deadline: float = DEADLINE_SECONDS
+) -> AsyncIterator[tuple[HttpJobControl, FakeCluster]]:
     """A control that finds the coordinator at this port in a cluster's objects, and the cluster."""
     world = FakeCluster(training_job())
     ours = owner_of(world.job)
@@ -41,7 +43,7 @@ async def knowing(port: int, token: str) -> AsyncIterator[tuple[HttpJobControl, 
         "phase": "Running", "podIP": "127.0.0.1", "conditions": READY,
     }  # fmt: skip
     world.objects["Secret", "demo-token"]["data"] = {"token": base64.b64encode(token.encode()).decode()}
-    control = HttpJobControl(world, port)
+    control = HttpJobControl(world, port, deadline=deadline)
     try:
         yield control, world
     finally:
@@ -125,17 +127,18 @@ class Hostile:
 
 
 @asynccontextmanager
-async def answered_by(hostile: Hostile) -> AsyncIterator[tuple[HttpJobControl, Manifest]]:
+async def answered_by(
+    hostile: Hostile, deadline: float = DEADLINE_SECONDS
+) -> AsyncIterator[tuple[HttpJobControl, Manifest]]:
     async with await asyncio.start_server(hostile.answer, "127.0.0.1", 0) as server:
-        async with knowing(server.sockets[0].getsockname()[1], "right") as (control, world):
+        async with knowing(server.sockets[0].getsockname()[1], "right", deadline) as (control, world):
             yield control, world.job
         await asyncio.gather(*filter(None, hostile.answers))  # the connections are closed
 
 
-async def test_a_coordinator_whose_answers_do_not_end_holds_no_pass_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_coordinator_whose_answers_do_not_end_holds_no_pass_up() -> None:
     """Its image may be the user's own, and a few passes at once serve all jobs of the cluster."""
-    monkeypatch.setattr(jobcontrol, "DEADLINE_SECONDS", 0.2)
-    async with answered_by(Hostile(b" ", 0.02)) as (control, job), asyncio.timeout(10):
+    async with answered_by(Hostile(b" ", 0.02), deadline=0.2) as (control, job), asyncio.timeout(10):
         assert not await control.checkpoint_and_stop(job, "suspended")
         assert await control.resize(job, 3) is None
         assert await control.report(job, "mark", 0.1) is None
@@ -187,46 +190,52 @@ async def test_a_foreign_pod_with_a_coordinators_labels_gets_no_call_and_so_no_t
         assert coordinator.received == {}
 
 
-async def test_a_connection_is_kept_until_the_token_changes_or_the_job_is_forgotten() -> None:
+class Watched(AsyncClient):
+    """Its closing takes a turn of the loop. `open`: of all since the test began, whether each still is."""
+
+    open: ClassVar[list[bool]]
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._number = len(self.open)
+        self.open.append(True)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        await super().close()
+        self.open[self._number] = False
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each connection that a control makes, in order, whether it is open."""
+    monkeypatch.setattr(Watched, "open", [], raising=False)
+    monkeypatch.setattr(jobcontrol, "AsyncClient", Watched)
+    return Watched.open
+
+
+async def test_a_connection_is_kept_until_the_token_changes_or_the_job_is_forgotten(connections: list[bool]) -> None:
     async with talking(token="wrong") as (control, _, world):
         assert await control.report(world.job) is None
-        ((_, refused),) = control._clients.values()
-        secret = world.objects["Secret", "demo-token"]
-        secret["data"] = {"token": base64.b64encode(b"right").decode()}
+        world.objects["Secret", "demo-token"]["data"] = {"token": base64.b64encode(b"right").decode()}
         assert await control.report(world.job) is not None
-        (first,) = control._clients.values()
-        assert refused._http.is_closed
+        assert connections == [False, True]
         assert await control.report(world.job) is not None
-        assert list(control._clients.values()) == [first]
+        assert connections == [False, True]
         await control.forget(world.job)
         await control.forget(world.job)
-        assert control._clients == {}
-        assert first[1]._http.is_closed
+        assert connections == [False, False]
         assert await control.report(world.job) is not None
-        ((_, last),) = control._clients.values()
-    assert last._http.is_closed
+        assert connections == [False, False, True]
+    assert connections == [False] * 3
 
 
-async def test_calls_side_by_side_make_one_connection_after_the_token_has_changed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[AsyncClient] = []
-
-    class Slow(AsyncClient):
-        def __init__(self, *given: Any, **more: Any) -> None:
-            super().__init__(*given, **more)
-            made.append(self)
-
-        async def close(self) -> None:
-            await asyncio.sleep(0)
-            await super().close()
-
-    monkeypatch.setattr(jobcontrol, "AsyncClient", Slow)
+async def test_calls_side_by_side_make_one_connection_after_the_token_has_changed(connections: list[bool]) -> None:
     async with talking(token="wrong") as (control, _, world):
         await control.report(world.job)
         world.objects["Secret", "demo-token"]["data"] = {"token": base64.b64encode(b"right").decode()}
         assert all(await asyncio.gather(*(control.report(world.job) for _ in range(3))))
-    assert [client._http.is_closed for client in made] == [True, True]
+    assert connections == [False, False]
 
 
 async def test_the_newest_of_two_ready_coordinators_is_asked() -> None:

@@ -100,13 +100,14 @@ async def test_an_operator_forgets_what_a_job_was_refused_once_the_job_is_gone()
     world.end(world.pod("trainer-1"), 143, disrupted=True)
     refusing(world, Denied("Forbidden", DENIALS["QuotaExceeded"]))
     operator = await passes(world)
-    assert operator._executor.refusals(world.job).rejection is not None
-    before = world.job
+    observed, before = await operator.observe(NAMESPACE, "demo"), world.job
+    assert observed is not None and observed.rejection is not None
     await world.delete("TrainingJob", NAMESPACE, "demo")
     world.reap()
     assert await operator.reconcile_job(NAMESPACE, "demo") is None
-    assert operator._executor.refusals(before).rejection is None
-    assert (operator._executor._refusals._of, operator._executor._workers) == ({}, {})
+    world.objects["TrainingJob", "demo"] = before  # with its uid, which no other job ever has
+    again = await operator.observe(NAMESPACE, "demo")
+    assert again is not None and again.rejection is None
 
 
 NO_IMAGE = Refused("Invalid", 'Pod "p" is invalid: spec.containers[1].image: Required value')

@@ -14,7 +14,6 @@ from coxswain.api.datasource import DataSourceStatus
 from coxswain.api.trainingjob import Checkpoint, FailurePolicy, OnCondition, TrainingJobSpec
 from coxswain.api.trainingjob_status import TrainingJobStatus
 from coxswain.wire import Fault, JobEvent, JobReport, PredictedLayout, SourceReport, StragglerReport, StrategyReport
-from coxswain_operator.kubernetes.events import _stamp
 from coxswain_operator.reconcile import attempts, incarnations, progress, sources
 from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
 from coxswain_operator.reconcile.result import Termination
@@ -399,7 +398,6 @@ def test_measured_times_of_steps_alone_are_no_reason_to_write_the_status_at_once
 
 def test_a_time_that_cannot_be_written_is_the_nearest_that_can() -> None:
     assert [stamp(s) for s in (-1e300, 1e300)] == ["1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"]
-    assert [_stamp(s)[:10] for s in (-1e300, 1e300)] == ["1970-01-01", "9999-12-31"]
 
 
 LONG, HUGE = "x" * 5000, 1e300

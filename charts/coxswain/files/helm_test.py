@@ -43,11 +43,11 @@ def holder(namespace: str) -> str:
     return str(lease.spec.holder_identity or "")
 
 
-def leader(namespace: str) -> str:
-    end = time.monotonic() + SECONDS
+def leader(namespace: str, seconds: int) -> str:
+    end = time.monotonic() + seconds
     while not (found := holder(namespace)):
         if time.monotonic() > end:
-            sys.exit(f"no operator has taken the Lease {namespace}/{LEASE} within {SECONDS} s; look at its pods")
+            sys.exit(f"no operator has taken the Lease {namespace}/{LEASE} within {seconds} s; look at its pods")
         time.sleep(1)
     return found
 
@@ -69,9 +69,9 @@ def lacking(kinds: tuple[str, ...]) -> list[str]:
     return sorted(set(kinds) - {resource.name for resource in found})
 
 
-def main(namespace: str, *kinds: str) -> None:
+def main(namespace: str, *kinds: str, seconds: int = SECONDS) -> None:
     config.load_incluster_config()
-    print(f"{leader(namespace)} leads")
+    print(f"{leader(namespace, seconds)} leads")
     if words := answer(namespace, JOB):
         sys.exit(f"a right TrainingJob was refused: {words}")
     wrong = copy.deepcopy(JOB)

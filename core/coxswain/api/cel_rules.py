@@ -21,15 +21,16 @@ _READ = re.compile(r"\bself((?:\.\w+\b(?!\())+)")  # `self.phases` of `self.phas
 
 
 def check_rules(
-    kind: str, new: Manifest, old: Manifest | None, well_shaped: bool, wrong: Collection[str] = ()
-) -> list[FieldError]:
-    """Every rule that `new` breaks; transition rules only against `old`. Defaults must be in place in both.
+    kind: str, new: Manifest, old: Manifest | None, well_shaped: bool, wrong: Collection[str] = (),
+    rules: tuple[Rule, ...] = RULES,
+) -> list[FieldError]:  # fmt: skip
+    """Every one of the rules that `new` breaks; transition rules only against `old`. Defaults must be in place in both.
 
     A rule that cannot be evaluated means a wrong shape: with `well_shaped` it raises, else the shape's own fault suffices.
     So it does for a rule that reads one of the paths `wrong`: 0 replicas are no second fault, and no divisor.
     """
     faults: list[FieldError] = []
-    for rule in RULES:
+    for rule in rules:
         for place in rule.places:
             name, _, path = place.partition(":")
             if name == kind:

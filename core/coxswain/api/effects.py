@@ -86,17 +86,18 @@ def _members(model: type[Model], inherited: Effect | None) -> tuple[_Member, ...
     found = []
     for field in model.model_fields.values():
         own = next((m for m in field.metadata if isinstance(m, Effect)), inherited)
-        inner, items = _inner(field.annotation)
+        inner, items = model_of(field.annotation)
         found.append(_Member(str(field.alias), own, inner, items))
     return tuple(found)
 
 
-def _inner(annotation: Any) -> tuple[type[Model] | None, str]:
+def model_of(annotation: Any) -> tuple[type[Model] | None, str]:
+    """The model of a field's values, or of the items of its list, then with `[]`; None for other values."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _inner(get_args(annotation)[0])
+        return model_of(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
-        return _inner(next(a for a in get_args(annotation) if a is not type(None)))
+        return model_of(next(a for a in get_args(annotation) if a is not type(None)))
     if origin is list:
-        return _inner(get_args(annotation)[0])[0], "[]"
+        return model_of(get_args(annotation)[0])[0], "[]"
     return (annotation, "") if isinstance(annotation, type) and issubclass(annotation, Model) else (None, "")

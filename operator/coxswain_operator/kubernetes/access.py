@@ -120,7 +120,7 @@ def _of_kubeconfig(path: Path | None, context: str) -> Access:
     return Access(
         url=str(configuration.host).rstrip("/"),
         trust=trust,
-        authorization=_remembered(
+        authorization=remember_header(
             lambda: str(configuration.get_api_key_with_prefix("BearerToken", alias="authorization") or "")
         ),
         namespace=str((chosen.get("context") or {}).get("namespace") or "default"),
@@ -151,7 +151,7 @@ def _content(path: str | None) -> bytes | None:
     return Path(path).read_bytes() if path else None
 
 
-def _remembered(look: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> Callable[[], str]:
+def remember_header(look: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> Callable[[], str]:
     """The header's value, looked up once in HEADER_SECONDS: the library sets up its whole configuration each time."""
     headers = Remembered[str, str](HEADER_SECONDS, clock)
 

@@ -132,7 +132,7 @@ class PlanLog:
         """The committed segment: this one, or an earlier one."""
         return self._claim(membership_key(record.segment), record, MembershipSegment)
 
-    def placement(self, generation: int, segment: int, part: int) -> PlacementSegment | None:
+    def placement(self, generation: int, segment: int, part: int = 0) -> PlacementSegment | None:
         return self._read(placement_key(generation, segment, part), PlacementSegment)
 
     def placements_before(self, segment: int) -> list[str]:

@@ -25,7 +25,7 @@ class JsonlWriter:
     """
 
     def __init__(self, folder: Path | None, name: str, most: int = 0) -> None:
-        self._path, self._most = None if folder is None else folder / name, most
+        self._path, self.most = None if folder is None else folder / name, most
         if self._path is not None:
             drop_torn_line(self._path)
             _draft(self._path).unlink(missing_ok=True)  # of a process that was killed over it
@@ -34,7 +34,7 @@ class JsonlWriter:
         if self._path is not None:
             with self._path.open("ab") as file:
                 file.write(msgspec.json.encode(value) + b"\n")
-            if 0 < self._most < (size := self._path.stat().st_size):
+            if 0 < self.most < (size := self._path.stat().st_size):
                 self._shorten(self._path, size)
 
     def _shorten(self, path: Path, size: int) -> None:
@@ -42,7 +42,7 @@ class JsonlWriter:
         try:
             _drop_older_half(path, size)
         except OSError as error:
-            self._most = size + size // 8  # not at each line again
+            self.most = size + size // 8  # not at each line again
             log.warning("%s keeps its %d bytes: its newer half cannot be written: %s", path, size, error)
 
 

@@ -50,17 +50,22 @@ class Subject:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = options_of(arguments)
     try:
         subject, name = subject_of(options), device_name(options.device)
         base = load_hardware(options.base or base_of(name))
         _check_output(options.output)
         with _peers(options.processes if name == CPU and "RANK" not in os.environ else 1):
-            return _profile(options, subject, name, base)
+            return profile(options, subject, name, base)
     except Refused as refused:
         if os.environ.get("RANK", "0") == "0":  # all ranks refuse the same
             sys.stderr.write(f"{refused.message}\n")
         return 2
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Ends the process with code 2 at arguments that say nothing."""
+    return _parser().parse_args(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -184,7 +189,8 @@ def _peers(processes: int) -> Iterator[None]:
             other.wait()
 
 
-def _profile(options: argparse.Namespace, subject: Subject, name: str, base: Hardware) -> int:
+def profile(options: argparse.Namespace, subject: Subject, name: str, base: Hardware) -> int:
+    """Measures with all ranks; the first one writes the hardware file. Returns the exit code."""
     import torch
     from torch._C._distributed_c10d import HashStore
     from torch.distributed.rendezvous import rendezvous

@@ -28,7 +28,7 @@ class Coordinator:
     `author` names it in the plan log; `run_dir` gets the JSON-lines files; `edits` returns the
     job's mix when it has been edited. It never resumes below `recorded_step`, and takes no member
     that has read another ConfigMap than `config`. `claim`: on the location of the checkpoints, where
-    other runs could reach it. `hardware`: the job's profile, if it has one.
+    other runs could reach it. `hardware`: the job's profile, if it has one. `state`: all that it knows.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Coordinator:
         config: str = "", hardware: Hardware | None = None,
     ) -> None:  # fmt: skip
         metrics, self._claim = build("coordinator"), claim
-        self._state = JobState(job, metrics, run_dir, clock)
-        self._state.recorded_step, self._state.config = recorded_step, config
-        self._state.hardware = hardware or self._state.hardware
-        self._driver = Driver(self._state, store, planner, author, edits, claim)
+        self.state = JobState(job, metrics, run_dir, clock)
+        self.state.recorded_step, self.state.config = recorded_step, config
+        self.state.hardware = hardware or self.state.hardware
+        self._driver = Driver(self.state, store, planner, author, edits, claim)
         self._service = HttpService(
-            token, lambda: self._state.generation, metrics, problem=lambda: self._driver.problem(time.monotonic())
+            token, lambda: self.state.generation, metrics, problem=lambda: self._driver.problem(time.monotonic())
         )
-        Handlers(self._state, self._driver.ack_end).routes(self._service)
+        Handlers(self.state, self._driver.ack_end).routes(self._service)
 
     async def start(self, host: str, port: int) -> int:
         """Serves; returns the port."""
@@ -59,18 +59,18 @@ class Coordinator:
     @property
     def finished(self) -> Finished | None:
         """How the job has ended; None while it runs."""
-        return self._state.finished
+        return self.state.finished
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._driver.close)
-        await asyncio.to_thread(self._state.tracking.close)
+        await asyncio.to_thread(self.state.tracking.close)
         if self._claim is not None:
             await self._claim.release()
         await self._service.stop()
 
     async def wait_until(self, holds: Callable[[JobReport], bool], seconds: float) -> bool:
         """Waits until `holds` is true of the report; False when the time is up first."""
-        return bool(await self._state.notifier.wait_until(lambda: holds(self.report()) or None, seconds))
+        return bool(await self.state.notifier.wait_until(lambda: holds(self.report()) or None, seconds))
 
     def report(self) -> JobReport:
-        return job_report(self._state)
+        return job_report(self.state)

@@ -95,7 +95,7 @@ class Members:
             return await self._read(reply, type_)
 
     async def _post(self, path: str, body: object, type_: type[T]) -> T | None:
-        limits = aiohttp.ClientTimeout(total=outbox._ATTEMPT)
+        limits = aiohttp.ClientTimeout(total=outbox.ATTEMPT_SECONDS)
         async with self._http.post(path, data=msgspec.json.encode(body), timeout=limits) as reply:
             return (await self._read(reply, type_))[0]
 
@@ -130,7 +130,7 @@ class Members:
             with suppress(*AWAY):
                 await self._post("/v1/register", me, wire.Registered)
                 query = {"after": after, "instance": me.instance}
-                world, _ = await self._get("/v1/world", wire.World, constructor._POLL, **query)
+                world, _ = await self._get("/v1/world", wire.World, constructor.POLL_SECONDS, **query)
                 after = world.generation if world else after
 
     async def _world(self, after: int) -> wire.World:
@@ -146,7 +146,7 @@ class Members:
         step = world.first_step
         while True:
             with suppress(*AWAY):
-                plans = plan_feed._POLL
+                plans = plan_feed.POLL_SECONDS
                 found, _ = await self._get("/v1/plans", Parts, plans, **{"from": step}, trainer=f"trainer-{index}")
                 for plan in found.plans if found else ():
                     first = {s.sequence for t in plan.tasks for s in t.slices if s.start == 0 and s.replica in mine}
@@ -159,7 +159,7 @@ class Members:
         helpers = [asyncio.create_task(self._feed(world, rank)), asyncio.create_task(rank.send())]
         try:
             for step in range(world.first_step, world.first_step + self._shape.steps + WARM_UP):
-                await self._directive(rank, step)
+                await self.directive(rank, step)
                 await self._compute(rank, step)
             await rank.sent.wait()
         finally:
@@ -171,14 +171,14 @@ class Members:
         step = world.first_step
         while True:
             with suppress(*AWAY):
-                wait = plan_feed._POLL
+                wait = plan_feed.POLL_SECONDS
                 found, size = await self._get("/v1/plans", Steps, wait, **{"from": step}, rank=rank.number)
                 for plan in found.plans if found else ():
                     rank.plans.add(plan.step)
                     self.plan_bytes[rank.number, plan.step] += size // len(found.plans)
                     step = plan.step + 1
 
-    async def _directive(self, rank: Rank, step: int) -> None:
+    async def directive(self, rank: Rank, step: int) -> None:
         """Asks as a worker does; continues alone where a worker would."""
         began = time.monotonic()
         while True:
@@ -237,7 +237,7 @@ class Rank:
         self._queue.put_nowait(report)
 
     async def send(self) -> None:
-        pause, message = outbox._HEARTBEAT_SECONDS, None
+        pause, message = outbox.HEARTBEAT_SECONDS, None
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -251,4 +251,4 @@ class Rank:
             self.reachable, message = True, None
             if self._queue.empty():
                 self.sent.set()
-            pause = (ack and ack.heartbeat_seconds) or outbox._HEARTBEAT_SECONDS
+            pause = (ack and ack.heartbeat_seconds) or outbox.HEARTBEAT_SECONDS

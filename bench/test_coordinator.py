@@ -32,7 +32,7 @@ def test_a_rank_whose_coordinator_is_gone_is_counted_as_alone():
         async with members.session():
             rank = members.rank(3)
             rank.plans.add(0)
-            await members._directive(rank, 0)
+            await members.directive(rank, 0)
         return members.alone
 
     assert asyncio.run(play()) == 1

@@ -28,7 +28,7 @@ class Coordinator:
     `author` names it in the plan log; `run_dir` gets the JSON-lines files; `edits` returns the
     job's mix when it has been edited. It never resumes below `recorded_step`, and takes no member
     that has read another ConfigMap than `config`. `claim`: on the location of the checkpoints, where
-    other runs could reach it. `hardware`: the job's profile, if it has one.
+    other runs could reach it. `hardware`: the job's profile, if it has one. `state`: all that it knows.
     """
 
     def __init__(

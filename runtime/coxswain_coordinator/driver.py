@@ -47,7 +47,10 @@ LONGEST_ACTION = 3600.0  # seconds for one action of the driver: the store's cal
 
 
 class Driver:
-    """Does everything that needs the store or a planner. Blocking work runs in threads."""
+    """Does everything that needs the store or a planner. Blocking work runs in threads.
+
+    `checkpoints` has them in the store; `stall_detector` says why a world must be replaced.
+    """
 
     def __init__(
         self,
@@ -62,13 +65,13 @@ class Driver:
         self._state, self._store_call = state, state.store_executor
         self._log, self._index_store = PlanLog(store), IndexStore(store)
         self._mixes = MixHistory(self._log)
-        self._checkpoints = CheckpointStore(state.job, store, self._log.check_held)
-        self._saves = CheckpointManager(state, self._log, self._checkpoints)
-        self._worlds = WorldManager(state, self._log, self._mixes, self._checkpoints, planner, author)
+        self.checkpoints = CheckpointStore(state.job, store, self._log.check_held)
+        self._saves = CheckpointManager(state, self._log, self.checkpoints)
+        self._worlds = WorldManager(state, self._log, self._mixes, self.checkpoints, planner, author)
         self._look_ahead = LookAhead(state, self._worlds, self._mixes, edits)
         state.store_executor.watch(lambda: store.last_error)
         state.is_over = lambda: self._already_over() is not None
-        self._stall_detector = StallDetector(state.job.first_step_timeout_seconds)
+        self.stall_detector = StallDetector(state.job.first_step_timeout_seconds)
         self._end_acks: set[str] = set()  # instances of services that have received the end
         self._follows = False  # workers of an earlier coordinator's world may still run
         self._advanced: float | None = None  # when the current action began, by time.monotonic()
@@ -134,9 +137,9 @@ class Driver:
         check_batch(self._state.job)
         check_packages(self._state.job)
         run = self._state
-        manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
+        manifest = await self._store_call(self.checkpoints.open, run.recorded_step)
         if self._claim is not None and await self._claim.acquire(self._store_call, run.wait_for_claim):
-            manifest = await self._store_call(self._checkpoints.open, run.recorded_step)
+            manifest = await self._store_call(self.checkpoints.open, run.recorded_step)
         await self._store_call(self._mixes.read)
         await self._worlds.resume_from(manifest)
         self._follows = await self._store_call(self._log.read_held) > 0
@@ -163,7 +166,7 @@ class Driver:
             return await self._worlds.form()
         if session.lost:
             return await self._end_world(session)
-        if stall := self._stall_detector.judge(session, run.history.durations, time.monotonic(), run.trainers.place):
+        if stall := self.stall_detector.judge(session, run.history.durations, time.monotonic(), run.trainers.place):
             await self._check_fence()  # else its ranks may be silent since they call another coordinator
             run.mark_world_hung(stall)
             return True

@@ -95,18 +95,18 @@ class StepTracker:
         self.seats, self._shares = seats, shares or {}
         self.open = first_step  # the first step that is not closed
         self.stream_digests = {first_step: stream_digest}  # before that step
-        self._reports: dict[int, dict[int, StepReport]] = defaultdict(dict)
-        self._served: dict[int, dict[int, str]] = defaultdict(dict)
+        self.reports: dict[int, dict[int, StepReport]] = defaultdict(dict)  # of steps that are not closed, by rank
+        self.delivered: dict[int, dict[int, str]] = defaultdict(dict)  # their digests, by sequence
 
     def add_report(self, report: StepReport) -> None:
         if report.step >= self.open:
-            self._reports[report.step][report.rank] = report
+            self.reports[report.step][report.rank] = report
 
     def add_delivered(self, served: DeliveredDigests) -> None:
         """Raises Refused when a sequence has other tokens than those reported before."""
         if served.step < self.open:
             return
-        known = self._served[served.step]
+        known = self.delivered[served.step]
         for position, digest in served.digests:
             if known.setdefault(position, digest) != digest:
                 raise Refused(
@@ -117,14 +117,14 @@ class StepTracker:
 
     def missing_ranks(self) -> list[int]:
         """Ranks that have not reported the open step."""
-        return [s.rank for s in self.seats if s.rank not in self._reports[self.open]]
+        return [s.rank for s in self.seats if s.rank not in self.reports[self.open]]
 
     def missing_digests(self, plan: StepPlan) -> int:
-        return len(plan.sequences) - len(self._served[self.open])
+        return len(plan.sequences) - len(self.delivered[self.open])
 
     def _is_complete(self, plan: StepPlan, world_over: bool) -> bool:
         """Counts first: this is asked at every report of every rank."""
-        reports = self._reports[self.open]
+        reports = self.reports[self.open]
         if len(reports) < len(self.seats) and not (world_over and any(r.totals for r in reports.values())):
             return False
         return not self.missing_digests(plan) and (world_over or not self.missing_ranks())
@@ -141,7 +141,7 @@ class StepTracker:
         """
         if not self._is_complete(plan, world_over):
             return None
-        reports, served = self._reports.pop(plan.step), self._served.pop(plan.step)
+        reports, served = self.reports.pop(plan.step), self.delivered.pop(plan.step)
         ordered = [served[i] for i in range(len(plan.sequences))]
         digest = digests.chain(self.stream_digests[plan.step], plan.step, plan.sequences, ordered)
         self.open = plan.step + 1

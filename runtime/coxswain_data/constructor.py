@@ -27,7 +27,7 @@ from coxswain_link.status import serve_status
 
 log = logging.getLogger(__name__)
 
-_POLL = 15.0  # seconds of one long poll: the end of a coordinator cuts it short
+POLL_SECONDS = 15.0  # seconds of one long poll: the end of a coordinator cuts it short
 _COORDINATOR_AWAY = 120.0  # seconds until a constructor exits, which restarts it
 _EXIT_DELAY = 30.0  # seconds for the trainer to exit first
 _SWITCH = 0.0005  # seconds between thread switches: a hand-over must not wait for a later step's build
@@ -47,7 +47,9 @@ class Constructor:
         me = Register("constructor", env.name, env.pod_name, uuid.uuid4().hex, env.pod_ip, 0, config=env.config)
         while True:
             self._coordinator.post("/v1/register", me, Registered)
-            world = self._coordinator.get("/v1/world", World, after=self.generation, wait=_POLL, instance=me.instance)
+            world = self._coordinator.get(
+                "/v1/world", World, after=self.generation, wait=POLL_SECONDS, instance=me.instance
+            )
             if world is not None:
                 self._enter(world)
 

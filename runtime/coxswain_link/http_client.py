@@ -35,7 +35,7 @@ class Closed(CoxswainError):
     """The client was closed, before the call or by another thread during it."""
 
 
-class _Again(Exception):
+class Again(Exception):
     """This attempt failed in a way that a retry may mend."""
 
 
@@ -43,7 +43,7 @@ class Client:
     """Calls one service until the deadline; thread-safe. 204 is None. An attempt ends at the deadline, even if parts of its
     answer still arrive.
 
-    Errors: see `_read`, and `Closed`.
+    Errors: see `answer_of`, and `Closed`.
 
     Without `retry` each call makes one attempt: for callers that repeat calls themselves.
     """
@@ -91,12 +91,12 @@ class Client:
                     raise Closed(f"{method} {self._base_url}{path}: this client is closed") from error
                 if isinstance(error, RuntimeError):
                     raise
-                raise _Again(f"{type(error).__name__}: {error}") from error
-            return _read(response, type_)
+                raise Again(f"{type(error).__name__}: {error}") from error
+            return answer_of(response, type_)
 
         try:
             return tenacity.Retrying(**_policy(limit if self._retry else 0.0))(attempt)
-        except _Again as error:
+        except Again as error:
             raise Retryable(f"{method} {self._base_url}{path} did not succeed within {limit:g} s: {error}") from error
 
     def _whole(self, method: str, path: str, request: dict[str, Any], seconds: float) -> httpx.Response:
@@ -153,12 +153,12 @@ class AsyncClient:
                 async with asyncio.timeout(_seconds(limit, params)):
                     response = await self._whole(method, path, _request(content, generation, params, limit))
             except (httpx.RequestError, TimeoutError) as error:
-                raise _Again(f"{type(error).__name__}: {error}") from error
-            return _read(response, type_)
+                raise Again(f"{type(error).__name__}: {error}") from error
+            return answer_of(response, type_)
 
         try:
             return await tenacity.AsyncRetrying(**_policy(limit if self._retry else 0.0))(attempt)
-        except _Again as error:
+        except Again as error:
             raise Retryable(f"{method} {self._base_url}{path} did not succeed within {limit:g} s: {error}") from error
 
     async def _whole(self, method: str, path: str, request: dict[str, Any]) -> httpx.Response:
@@ -167,7 +167,7 @@ class AsyncClient:
             async for part in response.aiter_bytes():
                 size += len(part)
                 if size > self._most:
-                    raise _Again(f"an answer of more than {self._most} bytes")
+                    raise Again(f"an answer of more than {self._most} bytes")
                 parts.append(part)
         return httpx.Response(response.status_code, content=b"".join(parts), request=response.request)
 
@@ -205,19 +205,19 @@ def _request(content: bytes | None, generation: int | None, params: dict[str, An
 
 def _policy(limit: float) -> dict[str, Any]:
     return {
-        "retry": tenacity.retry_if_exception_type(_Again),
+        "retry": tenacity.retry_if_exception_type(Again),
         "stop": tenacity.stop_after_delay(limit),
         "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
         "reraise": True,
     }
 
 
-def _read(response: httpx.Response, type_: type[T] | None) -> T | None:
+def answer_of(response: httpx.Response, type_: type[T] | None) -> T | None:
     """The reply's body, or the error that its status stands for. What is none of ours a proxy may have sent: it may pass."""
     try:
         return _decoded(response, type_)
     except UNDECODABLE as error:
-        raise _Again(f"HTTP {response.status_code}: a reply that is none of this service's ({error})") from error
+        raise Again(f"HTTP {response.status_code}: a reply that is none of this service's ({error})") from error
 
 
 def _decoded(response: httpx.Response, type_: type[T] | None) -> T | None:
@@ -239,5 +239,5 @@ def _decoded(response: httpx.Response, type_: type[T] | None) -> T | None:
         fault = msgspec.json.decode(response.content, type=Fault)
         raise Refused(fault.reason, fault.message)
     if status >= 500 or status in _PASSING:
-        raise _Again(f"HTTP {status}: {response.text[:200]}")
+        raise Again(f"HTTP {status}: {response.text[:200]}")
     raise Refused("BadRequest", f"{response.url} answered {status}: {response.text[:500]}")

@@ -22,8 +22,8 @@ from coxswain_link.http_client import Client
 
 log = logging.getLogger(__name__)
 
-_ATTEMPT = 10.0  # seconds of one attempt: a coordinator that answers more slowly counts as unreachable
-_HEARTBEAT_SECONDS = 1.0  # seconds without a message until a heartbeat, as long as no Ack says otherwise
+ATTEMPT_SECONDS = 10.0  # seconds of one attempt: a coordinator that answers more slowly counts as unreachable
+HEARTBEAT_SECONDS = 1.0  # seconds without a message until a heartbeat, as long as no Ack says otherwise
 _FLUSH_SECONDS = 0.1  # the same when `flush` begins to wait; it doubles: all ranks may wait for one manifest
 _PATIENCE = 120.0  # seconds without a coordinator until the sender gives up
 _MOST_KEPT = 4096  # sent messages that no checkpoint covers
@@ -112,7 +112,7 @@ class Outbox:
     """Sends from its own thread. `beat`: the heartbeat to send when there is no message."""
 
     def __init__(
-        self, client: Client, beat: Heartbeat, patience: float = _PATIENCE, pause: float = _HEARTBEAT_SECONDS
+        self, client: Client, beat: Heartbeat, patience: float = _PATIENCE, pause: float = HEARTBEAT_SECONDS
     ) -> None:
         self._client, self._beat, self._patience = client, beat, patience
         self._change = threading.Condition()
@@ -236,7 +236,7 @@ class Outbox:
 
     def _post(self, message: Message | None) -> Ack | None:
         path, body = ("/v1/beats", self._beat) if message is None else (message.path, message.body)
-        return self._client.post(path, body, Ack, generation=self._beat.generation, deadline=_ATTEMPT)
+        return self._client.post(path, body, Ack, generation=self._beat.generation, deadline=ATTEMPT_SECONDS)
 
     def _acknowledge(self, message: Message | None, received: Ack | None) -> None:
         with self._change:

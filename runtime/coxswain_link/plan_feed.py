@@ -11,7 +11,7 @@ from coxswain_link.http_client import Client
 
 log = logging.getLogger(__name__)
 
-_POLL = 25.0  # seconds of one long poll: thousands of members wait for the next segment at a time
+POLL_SECONDS = 25.0  # seconds of one long poll: thousands of members wait for the next segment at a time
 _ATTEMPT = 2.0  # seconds of one try
 
 
@@ -73,7 +73,7 @@ class PlanFeed:
             self._change.notify_all()
 
     def _fetch(self) -> StepPlans | None:
-        query = {"from": self._next, "wait": _POLL, **self._of}
+        query = {"from": self._next, "wait": POLL_SECONDS, **self._of}
         return self._client.get("/v1/plans", StepPlans, generation=self._generation, deadline=_ATTEMPT, **query)
 
     def _add(self, found: StepPlans | None) -> None:

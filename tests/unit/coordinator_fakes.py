@@ -95,7 +95,7 @@ class Cluster:
     async def play(self) -> wire.JobReport:
         """Runs everything to the end and returns the final report."""
         async with asyncio.TaskGroup() as group:
-            services = [self._loader(i) for i in range(self.job.loaders)]
+            services = [self.loader(i) for i in range(self.job.loaders)]
             for i in range(self.job.trainers):
                 services += [self._constructor(i), self._agent(i)]
             for service in services:
@@ -131,7 +131,7 @@ class Cluster:
             with contextlib.suppress(JobEnded):
                 await self.client.get("/v1/world", wire.World, after=0, wait=0, instance=instance)
 
-    async def _loader(self, index: int) -> None:
+    async def loader(self, index: int) -> None:
         async with self.until_end("loader", f"loader-{index}"):
             await self.register("loader", f"loader-{index}")
             shares = await self.client.get("/v1/shares", wire.Shares, loader=f"loader-{index}", wait=30)
@@ -154,9 +154,9 @@ class Cluster:
                 world = await self._worlds(generation)
                 generation = world.generation
                 with contextlib.suppress(Stale):
-                    await self._deliver(world, index)
+                    await self.deliver(world, index)
 
-    async def _deliver(self, world: wire.World, index: int) -> None:
+    async def deliver(self, world: wire.World, index: int) -> None:
         step = world.first_step
         mine = {s.replica for s in world.seats if s.device.trainer == index}
         while True:
@@ -184,12 +184,12 @@ class Cluster:
                     await _cancel(workers)
                     generation = world.generation
                     seats = [s for s in world.seats if s.device.trainer == index]
-                    workers = [asyncio.create_task(self._worker(world, s, name)) for s in seats]
+                    workers = [asyncio.create_task(self.worker(world, s, name)) for s in seats]
             await asyncio.gather(*workers)
         finally:
             await _cancel(workers)
 
-    async def _worker(self, world: wire.World, seat, name: str) -> None:
+    async def worker(self, world: wire.World, seat, name: str) -> None:
         g, step = world.generation, world.first_step
         code = 1
         with contextlib.suppress(Stale, JobEnded):

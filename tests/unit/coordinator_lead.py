@@ -17,6 +17,7 @@ from coxswain.config import CheckpointConfig, JobConfig
 from coxswain.digests import tokens_digest
 from coxswain.layout import Device, Replica, Stage, uniform_layout
 from coxswain.live import Held
+from coxswain.planlog import Generation
 from coxswain_coordinator.driver import Driver
 from coxswain_coordinator.planning.placers import place_step
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -143,6 +144,23 @@ def newer_generation(store: Store, record) -> None:
 
 def takeover(store: Store, record) -> None:
     assert PlanLog(store).take_over(record.generation, "rival")
+
+
+def beaten_to_a_takeover(lead: Lead, record: Generation, goes_on: bool) -> None:
+    """A rival takes over between this coordinator's listing and its claim. `goes_on`: it then creates the next world."""
+    listed = lead.store.list
+
+    def lose() -> None:
+        def stale(prefix: str = "") -> Any:
+            lead.store.list = listed
+            return []
+
+        takeover(lead.store, record)
+        if goes_on:
+            newer_generation(lead.store, record)
+        lead.store.list = stale
+
+    lead.executor.before["take_over"] = lose
 
 
 RIVALS = pytest.mark.parametrize("rival", [newer_generation, takeover])

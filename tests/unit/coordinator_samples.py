@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from coxswain.config import ReplicaShape, StageShape
@@ -38,8 +40,9 @@ def session(job, trainers: int = 2, manifest=None) -> Session:
     return Session(job, record, world_of(record, agents(trainers), 320), initial_cursor(job.mix), STREAM_SEED)
 
 
-def committed(*steps: int, end: int | None = None) -> Committed:
-    return Committed(tuple(plan(s) for s in steps), {}, end, steps[-1] + 1)
+def committed(*steps: int, end: int | None = None, **changes: Any) -> Committed:
+    """`changes`: of each plan."""
+    return Committed(tuple(replace(plan(s), **changes) for s in steps), {}, end, steps[-1] + 1)
 
 
 SHAPES = (ReplicaShape((StageShape(1, 2), StageShape(1))), ReplicaShape((StageShape(2),)))

@@ -131,8 +131,7 @@ class LivingMembers(Members):
                 pod_name=f"pod-trainer-{index}-{number}", pod_ip="127.0.0.1", pod_uid="",
             )  # fmt: skip
             client = PointClient(self._client, self.fate, f"trainer-{index}", lambda a=alive: a[0], True)
-            agent = Agent(env, client, build("agent"), (), oom_kills=lambda: 0)
-            agent._fork_server = made
+            agent = Agent(env, client, build("agent"), forks=lambda *_, own=made: own, oom_kills=lambda: 0)
             task = asyncio.create_task(agent.run())
             self.agents[index] = task, made
             try:

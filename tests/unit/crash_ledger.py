@@ -25,7 +25,7 @@ def facts(state: JobState) -> Any:
         return job
     book, pending = session.book, session.pending
     world = (session.lost, session.stop_at, session.move, session.ending, session.begun, session.rendezvous)
-    return job, world, dict(session.exited), deepcopy((book.open, book._reports, book._served, pending._saved))
+    return job, world, dict(session.exited), deepcopy((book.open, book.reports, book.delivered, pending.saved))
 
 
 def generation_of(call: Call) -> int | None:

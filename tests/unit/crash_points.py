@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
+from obstore.store import LocalStore
 
 from coxswain_coordinator.state.jsonl import JsonlWriter
 from coxswain_link.store import Store
@@ -75,7 +76,7 @@ class MortalStore(Store):
     """A folder as the object store of one process."""
 
     def __init__(self, store: Store, folder: Path, process: Process, fate: Fate) -> None:
-        super().__init__(store._backend, store.uri)
+        super().__init__(LocalStore(prefix=folder), store.uri)
         self._folder, self._process, self._fate = folder, process, fate
 
     def get(self, key: str) -> bytes:

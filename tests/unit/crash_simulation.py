@@ -29,7 +29,7 @@ from coxswain_coordinator.planning.mix_edits import Edits
 from coxswain_coordinator.planning.placers import Speeds
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.store_executor import StoreExecutor
-from coxswain_link.http_client import AsyncClient, _Again, _read
+from coxswain_link.http_client import Again, AsyncClient, answer_of
 from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
 from coxswain_link.store import Store
@@ -94,7 +94,7 @@ class Incarnation:
         self.run.history.steps = MortalJsonlWriter(folder, "steps.jsonl", self.process, fate)
         self.run.history.timings = MortalJsonlWriter(folder, "timings.jsonl", self.process, fate)
         self.driver = Driver(self.run, store_of(self.process), planner, self.process.name, edits)
-        self.driver._checkpoints.deletes_at_once = 1  # in a fixed order
+        self.driver.checkpoints.deletes_at_once = 1  # in a fixed order
         service = HttpService(TOKEN, lambda: self.run.generation, metrics)
         Handlers(self.run, self.driver.ack_end).routes(service)
         self._handlers = {
@@ -178,8 +178,8 @@ class LeaderClient(AsyncClient):
         self._simulation.answered(life, self._caller, call, answer)
         body = answer.body if isinstance(answer.body, bytes) else b""
         try:
-            return _read(httpx.Response(answer.status, content=body), type_)
-        except _Again as error:
+            return answer_of(httpx.Response(answer.status, content=body), type_)
+        except Again as error:
             raise Retryable(str(error)) from error
 
 

@@ -28,7 +28,7 @@ HANGS, KILLED, REFUSES, RAISES, HEAVY = 101, 102, 103, 104, 105  # tokens of a s
 
 def slow(lengths: list[int], layout: Layout, job: JobConfig, _: Speeds = ()) -> Placement:
     """Places by Naive under its own name; what the first sequence asks for comes before."""
-    if job.parallelism.balance != "Slow":
+    if job.parallelism.balance != "FlexSP":
         return place_step(lengths, layout, job)
     act(lengths[0], Path(job.name))
     named = replace(job, parallelism=replace(job.parallelism, balance="Naive"))

@@ -8,7 +8,6 @@ import pytest
 from coxswain.config import CheckpointConfig, JobConfig
 from coxswain.planlog import manifest_key
 from coxswain.wire import CheckpointManifest
-from coxswain_coordinator.checkpoint import store as checkpoint_store
 from coxswain_coordinator.checkpoint.store import CheckpointStore
 from coxswain_link.store import Store, StoreUnavailable
 from tests.unit.coordinator_fakes import make_job
@@ -162,16 +161,14 @@ def test_a_shard_of_a_manifest_that_is_made_during_a_collection_stays(job, momen
     assert keys(store, "shards/") == ["19", "own-12"]
 
 
-def test_a_location_with_very_many_kept_shards_is_not_searched_for_orphans(tmp_path, monkeypatch):
+def test_a_location_with_very_many_kept_shards_is_not_searched_for_orphans(tmp_path):
     job = keeping(tmp_path, last=1, every=6)
     store = store_with(job, saved(job, 6), saved(job, 12))
     store.put("shards/orphan.safetensors", b"x")
     size = sum(len(store.get(f"manifests/{name}.json")) for name in keys(store, "manifests/"))
     checkpoints = CheckpointStore(job, store)
-    monkeypatch.setattr(checkpoint_store, "SEARCHED_BYTES", size - 1)
-    assert checkpoints.collect_orphans() == 0
-    monkeypatch.setattr(checkpoint_store, "SEARCHED_BYTES", size)
-    assert checkpoints.collect_orphans() == 1
+    assert checkpoints.collect_orphans(size - 1) == 0
+    assert checkpoints.collect_orphans(size) == 1
 
 
 def test_a_manifest_that_an_earlier_coordinator_has_made_stays_where_it_is_whole_and_is_replaced_where_it_is_not(job):

@@ -68,10 +68,19 @@ def test_a_segment_holds_eight_steps_and_the_next_one_begins_behind_it(tmp_path)
 
 
 def test_a_committer_holds_one_segment_however_many_it_has_committed(tmp_path):
-    """One of a large job is a million objects. All of it is in the plan log."""
-    found = committer(make_job(tmp_path))
-    commit(found, 5)
-    assert [list(held) for held in (found._segments, found._parts)] == [[4], [4]]
+    """One of a large job is a million objects. All of it is in the plan log, and what is not held is read there again."""
+    found, read = committer(make_job(tmp_path)), list[str]()
+    cursors = [committed.cursors[8 * number] for number, committed in enumerate(commit(found, 5))]
+    membership, placement = found.log.membership, found.log.placement
+    found.log.membership = lambda number: (read.append(f"membership {number}"), membership(number))[1]
+    found.log.placement = lambda *of: (read.append("placement {1}, part {2}".format(*of)), placement(*of))[1]
+    for cursor in reversed(cursors):
+        found.commit(cursor, 100)
+    assert read == [
+        what
+        for number in (3, 2, 1, 0)
+        for what in (f"membership {number}", f"placement {number}, part 0", f"placement {number}, part 1")
+    ]
 
 
 def test_a_step_without_a_label_amid_the_stream_has_a_plan_as_any_other(tmp_path):

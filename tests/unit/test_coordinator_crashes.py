@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from coxswain import wire
 from coxswain.config import CheckpointConfig, JobConfig, MixConfig
 from coxswain.planlog import MembershipSegment, steps_key
-from coxswain_coordinator.planning.plan_log import _unpack
+from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import make_job, make_source, stored_steps
 from tests.unit.crash_points import MOMENTS, Crash, Moment
@@ -61,13 +61,14 @@ def lines(data: bytes) -> list[wire.StepLine]:
 def end_of(simulation: Simulation, report: wire.JobReport) -> End:
     """Reads the result from the folder alone."""
     store = open_store(simulation.job.checkpoint.uri)
+    log = PlanLog(store)
     manifests = [msgspec.json.decode(store.get(o.path), type=wire.CheckpointManifest) for o in store.list("manifests/")]
     named = {shard.key for manifest in manifests for shard in manifest.shards}
     return End(
         report=(report.phase, report.reason, report.step, report.checkpoint_step, report.fault),
         steps={line.step: facts(line) for line in lines((simulation.folder / "steps.jsonl").read_bytes())},
         history=list(map(facts, stored_steps(store))),
-        memberships=[_unpack(o.path, store.get(o.path), MembershipSegment) for o in store.list("log/membership/")],
+        memberships=[log.membership(number) for number, _ in enumerate(store.list("log/membership/"))],
         manifests=[(m.step, m.cursor, m.stream_digest, m.tokens, m.shards) for m in manifests],
         orphans={o.path for o in store.list("shards/")} - named,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import count, takewhile
+from pathlib import Path
+
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig, PhaseConfig
-from coxswain.membership.mix_record import record_of
 from coxswain.membership.stream import initial_cursor
 from coxswain.membership.values import Cursor, Sequence
 from coxswain_coordinator.planning.committer import Committer, data_ended
@@ -49,20 +51,18 @@ def test_a_job_does_not_end_before_a_phase_that_has_data_left(tmp_path):
     assert end < last == len(both)
 
 
-def ended_early(job: JobConfig) -> Committer:
+def ended_early(job: JobConfig, elsewhere: Path) -> Committer:
     """A log as an earlier release left it: ended with the sources of phase 0, though phase 1 has data."""
-    c = committer(job)
-    cursor, number, ended = initial_cursor(job.mix), 0, False
-    while not ended:
-        segment = c._compute(number, cursor, replace(record_of(job.mix, 0), phases=()))
+    c, alone = committer(job), committer(curriculum(elsewhere, ()))
+    run_to_end(alone)
+    for segment in takewhile(bool, map(alone.log.membership, count())):
         c.log.claim_membership(replace(segment, phases=msgspec.json.encode(job.mix.phases).decode()))
-        cursor, number, ended = segment.after, number + 1, segment.memberships[-1].exhausted
     return c
 
 
 def test_a_run_that_an_earlier_release_ended_before_a_phase_is_read_as_it_is_recorded(tmp_path):
     job = curriculum(tmp_path)
-    old = ended_early(job)
+    old = ended_early(job, tmp_path / "alone")
     steps, end, cursors = run_to_end(committer(job, 2))
     assert (sources_of(steps), end) == ({"code"}, len(steps))
     assert [data_ended(old.log, step) for step in (0, end - 1, end)] == [False, False, True]

@@ -58,7 +58,7 @@ async def test_plans_that_are_committed_behind_the_loss_of_their_world_reach_no_
         over.set()
         lead.arrive(left=1)
         await lead.world(2)
-        assert (lost.committed, sorted(lost._plans)) == (committed, list(range(1, committed)))
+        assert (lost.committed, [p.step for p in lost.plans_from(0).plans]) == (committed, list(range(1, committed)))
 
 
 @asynccontextmanager
@@ -156,7 +156,7 @@ async def test_a_checkpoint_that_is_older_than_the_last_step_leaves_the_step_as_
 async def test_the_world_after_a_hang_asks_agents_for_stacks_and_the_one_after_a_crash_does_not(tmp_path):
     async with training(small(tmp_path)) as lead:
         why = "step 1 has not ended for 61 s (limit 60 s); not done by rank 1 on trainer-1"
-        lead.driver._stall_detector.judge = lambda *_: why if lead.state.generation == 1 else ""
+        lead.driver.stall_detector.judge = lambda *_: why if lead.state.generation == 1 else ""
         await lead.until(lambda: lead.state.session.lost)
         assert (lead.state.failures, lead.state.session.lost.startswith(why)) == (1, True)
         assert lead.arrive(generation=1) == [wire.Registered(1, lost=1, stacks=True)] * 2
@@ -275,15 +275,10 @@ def test_an_exit_with_a_fault_does_not_replace_the_first_fault(tmp_path):
 
 async def test_a_driver_whose_action_does_not_end_is_a_problem_that_only_a_restart_solves(tmp_path):
     async with leading(small(tmp_path)) as lead:
-        never, reached = asyncio.Event(), asyncio.Event()
-
-        async def hang(*_args, **_kwargs):
-            reached.set()
-            await never.wait()
-
+        reached = asyncio.Event()
+        lead.executor.before["merge"], lead.executor.held["merge"] = reached.set, asyncio.Event()
         lead.index()
         lead.arrive()
-        lead.driver._store_call = lead.driver._worlds._store_call = hang
         await asyncio.wait_for(reached.wait(), 60)
         began = time.monotonic()
         assert lead.driver.problem(began + LONGEST_ACTION - 60) == ""

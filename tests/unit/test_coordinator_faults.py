@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from coxswain import wire
 from coxswain.config import CheckpointConfig
 from coxswain.errors import Refused
 from coxswain_coordinator.api.report import termination_message
-from coxswain_link.http_client import AsyncClient, JobEnded
+from coxswain_link.http_client import JobEnded
 from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import TOKEN, cluster, digests_of, make_job, make_source
 
@@ -174,9 +175,8 @@ async def test_a_run_that_must_not_be_resumed_is_refused(tmp_path):
 async def test_the_page_and_the_metrics_need_no_token_and_show_no_secret(tmp_path):
     async with cluster(make_job(tmp_path), tmp_path) as c:
         await c.play()
-        http = AsyncClient(f"http://127.0.0.1:{c.port}", "none")
-        texts = [(await http._http.get(path)).text for path in ("/", "/metrics", "/healthz")]
-        await http.close()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{c.port}") as http:
+            texts = [(await http.get(path)).text for path in ("/", "/metrics", "/healthz")]
         assert "Completed" in texts[0]
         assert "coxswain_step 19.0" in texts[1]
         assert not any(TOKEN in text for text in texts)

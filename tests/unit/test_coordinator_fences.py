@@ -88,10 +88,10 @@ class AnySession:
 
 
 def test_a_file_whose_name_is_no_generation_is_ignored_by_the_plan_log(tmp_path):
-    log = PlanLog(store_of(make_job(tmp_path)))
-    log._store.put(generation_key(3), b"x")
-    log._store.put("log/generations/notes.txt", b"x")
-    assert log.last_generation() == 3
+    store = store_of(make_job(tmp_path))
+    store.put(generation_key(3), b"x")
+    store.put("log/generations/notes.txt", b"x")
+    assert PlanLog(store).last_generation() == 3
 
 
 def npz(**arrays: np.ndarray) -> bytes:

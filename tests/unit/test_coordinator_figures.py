@@ -25,7 +25,7 @@ from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
 from coxswain_coordinator.state.session import Session
 from coxswain_coordinator.state.step_log import StepLog, describe, short, slowest_ranks
-from coxswain_coordinator.steps import Closed, PlannedTask, RankTiming, StepTracker, seconds_beside_tasks
+from coxswain_coordinator.steps import Closed, PlannedTask, RankTiming, StepTracker, TimingLine, seconds_beside_tasks
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_samples import agents, committed, plan, replace_cursors, report, session
@@ -240,12 +240,14 @@ def test_the_page_shows_neither_an_idle_share_nor_a_time_left_before_a_step_is_c
 
 
 def test_a_report_of_a_thousand_trainers_names_the_64_slowest_and_its_termination_message_none(run):
-    found = [{(n, n): RankStep(4.0, 1.0 + n, 0.0, 1.0) for n in range(1000)}] * 5
+    ranks = tuple(RankTiming(n, 0, n, n, 0, 4.0, 1.0 + n, 0.0, 0.0, (), share=0.25) for n in range(1000))
+    planned = (PlannedTask(0, "pack", (0,), (0,), 10, 0.0, 4.0),)
     run.session.world = replace(run.session.world, trainers=tuple(f"trainer-{n}" for n in range(1000)))
     run.step(0)
-    run.state.history._window.clear()
-    run.state.history._window.extend(found)
-    run.state.history._figures = None
+    (line,), history = run.state.history.recent, run.state.history
+    history.begin_at(1)
+    for step in range(1, 6):
+        history.add(replace(line, step=step), TimingLine(step, 1, 1, 4.0, 4.0, planned, ranks), ranks)
     assert [t.name for t in run.report().trainers] == [f"trainer-{n}" for n in range(999, 935, -1)]
     assert len(termination_message(run.report())) <= TERMINATION_BYTES
     assert b"trainer-999" not in termination_message(replace(run.report(), slow=""))
@@ -288,8 +290,7 @@ def test_rate_norm_and_utilisation_of_a_step_are_in_its_line_the_report_the_metr
 
 def test_the_metrics_of_steps_are_those_of_their_lines_the_gauges_of_the_last_one(run):
     for step, (over, makespan) in enumerate(((1.5, 2.0), (1.25, 3.0))):
-        changed = replace(run.session._plans[step], makespan_over_bound=over, makespan_seconds=makespan)
-        run.session._plans[step] = changed
+        run.session.add(committed(step, makespan_over_bound=over, makespan_seconds=makespan))
     run.step(0)
     run.step(1, 5.0, compute=(1.0, 2.0))
     first, last = run.state.history.recent
@@ -313,7 +314,7 @@ def test_a_predicted_step_is_its_makespan_reduction_and_update_in_its_line_and_t
     """Two trainers send half of the gradients and of the weights, of 4 bytes each; 1 GB/s."""
     run.state.hardware = MEASURED
     run.enter(session(run.state.job))
-    run.session._plans[0] = replace(run.session._plans[0], makespan_seconds=1.5)
+    run.session.add(committed(0, makespan_seconds=1.5))
     run.step(0)
     model, vocabulary = run.state.job.model, run.session.world.vocabulary
     parameters = sum(prod(spec.shape) for spec in parameter_specs(model, vocabulary))
@@ -356,7 +357,7 @@ def test_the_latest_evaluation_stays_in_report_metrics_and_page(run):
     assert (run.report().evaluation_loss, run.report().evaluation_step) == (None, -1)
     assert "coxswain_evaluation_loss{" not in run.metrics.exposition().decode()
     held_out = Evaluation((Sequence("code", -1, 9, 0, 5, 9),), (), (), 4, 0)
-    run.session._plans[1] = replace(run.session._plans[1], evaluation=held_out)
+    run.session.add(committed(1, evaluation=held_out))
     run.step(1, evaluation_loss_sum=5.0, evaluation_seconds=0.75)
     run.step(2)
     found = run.report()

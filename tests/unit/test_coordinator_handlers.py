@@ -26,8 +26,8 @@ def call(generation: int | None = None, /, **query: Any) -> Any:
     return Call("GET", "/", None, generation, query)
 
 
-def handlers(lead: Lead) -> Handlers:
-    return Handlers(lead.state, lead.driver.ack_end)
+def handlers(lead: Lead, ack_end: Callable[[str], None] | None = None) -> Handlers:
+    return Handlers(lead.state, ack_end or lead.driver.ack_end)
 
 
 def later(action: Callable[[], object]) -> None:
@@ -186,12 +186,14 @@ async def test_shares_and_blocks_are_given_by_name_once_they_are_known(tmp_path,
 @pytest.mark.parametrize("path", ["register", "loaders", "world", "shares", "plans", "step", "rendezvous", "blocks"])
 async def test_every_call_gets_the_end_of_the_job_and_those_that_name_their_service_are_its_receipt(tmp_path, path):
     async with leading(small(tmp_path)) as lead:
+        acks = list[str]()
         lead.state.register(wire.Register("loader", "loader-0", "p", "k", "h", 7))
         lead.state.request_stop(wire.StopRequest("suspend"))
         await lead.work
         query = {"loader": "loader-0", "from": 0, "step": 0, "generation": 1, "source": "code", "instance": "j"}
         names = {"register": "i", "world": "j", "shares": "k"}
         with pytest.raises(JobEnded, match="Suspended"):
-            await getattr(handlers(lead), path)(call(**query), wire.Register("loader", "loader-0", "p", "i", "h", 7))
-        assert lead.driver._end_acks == {names.get(path, "")}
+            answer = getattr(handlers(lead, acks.append), path)
+            await answer(call(**query), wire.Register("loader", "loader-0", "p", "i", "h", 7))
+        assert acks == [names.get(path, "")]
         assert (await handlers(lead).job_report(call(wait=20), None)).phase == "Suspended"

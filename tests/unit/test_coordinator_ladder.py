@@ -51,7 +51,7 @@ async def test_a_confirmed_straggler_leads_to_one_planned_change_under_migrate_a
         def planned(job, vocabulary, layout, speeds, least_gain) -> Options:
             return Options(layout, dict(speeds), 2.0, 1.0, (Option("Layers", one_replica(), 1.5, 0.5),))
 
-        ladder._beside, ladder._planner, ladder._judge = at_once, planned, as_planned
+        ladder.beside, ladder.planner, ladder.judge = at_once, planned, as_planned
         await run_steps(lead, ONSET)
         while not session.move and session.book.open < ONSET + 20:
             await run_steps(lead, 1, 3.0)

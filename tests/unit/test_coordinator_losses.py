@@ -211,7 +211,7 @@ def faster(job, vocabulary, layout: Layout, speeds, least_gain) -> Options:
 async def loses_one(lead: Lead, planner: Any = faster) -> None:
     """Trainer 1 of three is lost after two steps."""
     ladder = lead.state.ladder
-    ladder._beside, ladder._planner, ladder._judge = at_once, planner, as_planned
+    ladder.beside, ladder.planner, ladder.judge = at_once, planner, as_planned
     await run_steps(lead, 2)
     lose(lead, 1)
     register(lead, *holding(lead, 2, 0, 2, wards={2: (1,)}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from msgspec.structs import replace
 from coxswain import wire
 from coxswain.errors import Stale
 from coxswain.exits import Exit
-from coxswain.planlog import Generation, takeover_key
+from coxswain.planlog import takeover_key
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_link.store import StoreUnavailable
 from tests.unit.coordinator_fakes import make_job, store_of
@@ -19,6 +18,7 @@ from tests.unit.coordinator_lead import (
     ORPHAN,
     RIVALS,
     Lead,
+    beaten_to_a_takeover,
     holds,
     leading,
     newer_generation,
@@ -26,7 +26,6 @@ from tests.unit.coordinator_lead import (
     register,
     small,
     suspend,
-    takeover,
     training,
 )
 from tests.unit.coordinator_samples import session
@@ -145,30 +144,13 @@ async def test_a_generation_that_another_coordinator_claims_first_is_not_entered
         assert lead.state.generation == 3
 
 
-def beaten_to_a_takeover(lead: Lead, record: Generation, goes_on: bool) -> None:
-    """A rival takes over between this coordinator's listing and its claim. `goes_on`: it then creates the next world."""
-    listed = lead.store.list
-
-    def lose() -> None:
-        def stale(prefix: str = "") -> Any:
-            lead.store.list = listed
-            return []
-
-        takeover(lead.store, record)
-        if goes_on:
-            newer_generation(lead.store, record)
-        lead.store.list = stale
-
-    lead.executor.before["take_over"] = lose
-    lead.index()
-    lead.arrive(generation=1)
-
-
 async def test_a_takeover_that_another_coordinator_wins_is_not_entered(tmp_path):
     async with training(small(tmp_path)) as first:
         record = first.state.session.record
     async with leading(small(tmp_path), "two") as lead:
         beaten_to_a_takeover(lead, record, goes_on=False)
+        lead.index()
+        lead.arrive(generation=1)
         await lead.world()
         assert lead.keys("log/takeovers/") == [takeover_key(1, 1), takeover_key(1, 2)]
 
@@ -178,6 +160,8 @@ async def test_a_world_that_the_winner_of_a_takeover_has_left_already_is_not_tak
         record = first.state.session.record
     async with leading(small(tmp_path), "two") as lead:
         beaten_to_a_takeover(lead, record, goes_on=True)
+        lead.index()
+        lead.arrive(generation=1)
         await lead.until(lambda: lead.state.session)
         assert (lead.state.generation, lead.keys("log/takeovers/")) == (3, [takeover_key(1, 1)])
 
@@ -197,7 +181,7 @@ async def test_a_superseded_coordinator_records_nothing_of_a_world_that_could_go
 
 def hang(lead: Lead) -> None:
     """A rank sends its heartbeats to the other coordinator."""
-    lead.driver._stall_detector.judge = lambda *_: "rank 1 on trainer-1 has been silent for 31 s"
+    lead.driver.stall_detector.judge = lambda *_: "rank 1 on trainer-1 has been silent for 31 s"
     lead.state.notifier.notify()
 
 

@@ -22,13 +22,16 @@ PLACE = "trainer-{0} (node-{0})".format
 EVERY = 2
 
 
-def saving(tmp_path: Path) -> Session:
-    """A world that has done steps 0 to 3 and is in step 4, at which its second checkpoint is due. Rank 0 has saved the first."""
+def saving(tmp_path: Path, directed: bool = True) -> Session:
+    """A world that has done steps 0 to 3 and is in step 4, at which its second checkpoint is due. Rank 0 has saved the first.
+
+    `directed`: its ranks have their directives from this coordinator.
+    """
     job = replace(make_job(tmp_path), checkpoint=CheckpointConfig(uri=tmp_path.as_uri(), every_steps=EVERY))
     found = session(job)
     found.add(committed(*range(8)))
     for step in range(5):
-        found.directive(step)
+        found.directive(step) if directed else found.begin(step)
     for step in range(5):
         found.book.add_delivered(DeliveredDigests(1, step, ((0, "aa"), (1, "bb"))))
     found.book.open = 4
@@ -110,8 +113,8 @@ def test_the_clock_of_a_step_that_waited_for_a_save_runs_once_that_is_written(tm
 
 def test_a_save_that_was_begun_without_a_directive_counts_too(tmp_path: Path) -> None:
     """Ranks save when due also without a coordinator, and the next one adopts their world."""
-    world = saving(tmp_path)
-    world.adopted, world._saving = True, set()
+    world = saving(tmp_path, directed=False)
+    world.adopted = True
     assert judged(world, 800) is None
 
 

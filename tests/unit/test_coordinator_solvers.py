@@ -42,7 +42,7 @@ LAYOUT = uniform_layout([Device(0, r) for r in range(2)], layers=2)
 
 def slow_job(folder: Path, **changes: object) -> JobConfig:
     job = make_job(folder, **changes)
-    return replace(job, name=str(folder), parallelism=replace(job.parallelism, balance="Slow"))
+    return replace(job, name=str(folder), parallelism=replace(job.parallelism, balance="FlexSP"))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_several_steps_are_placed_at_once(tmp_path):
 @pytest.mark.parametrize(("cores", "asked", "processes"), [(1, 0, 1), (3, 0, 3), (64, 0, 8), (64, 2, 2)])
 def test_there_are_as_many_processes_as_cores_and_steps_of_a_segment(monkeypatch, cores, asked, processes):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    assert Solvers(slow, asked)._most == processes
+    assert Solvers(slow, asked).most == processes
 
 
 def test_plans_that_are_late_are_left_out_and_what_computed_them_is_killed(solvers, tmp_path):
@@ -203,7 +203,7 @@ def test_the_fall_back_places_what_is_late_or_fails_and_the_placement_says_so(tm
     assert [found.placements[s].balance for s in range(3)] == ["slow", "makespan", "makespan"]
     expected = replace(job, parallelism=replace(job.parallelism, balance="Makespan"))
     assert found.placements[2] == place_step([12], LAYOUT, expected)
-    assert [(m.step, m.balance, m.fault) for m in found.missing] == [(1, "Slow", "why"), (2, "Slow", "")]
+    assert [(m.step, m.balance, m.fault) for m in found.missing] == [(1, "FlexSP", "why"), (2, "FlexSP", "")]
     assert seconds == [2.5]
 
 
@@ -212,18 +212,18 @@ def test_the_fall_back_plans_for_the_speeds_that_the_balance_was_asked_with(tmp_
 
     def refuses(lengths, layout, job, speeds):
         asked.append((job.parallelism.balance, speeds))
-        if job.parallelism.balance == "Slow":
+        if job.parallelism.balance == "FlexSP":
             raise Refused("CapacityLost", "too long")
         return place_step(lengths, layout, job, speeds)
 
     in_turn(refuses, LAYOUT, job)({0: [40]}, lambda: False, speeds)
     in_processes(Answers({}), refuses, LAYOUT, job, lambda _: None)({0: [40]}, lambda: True, speeds)
-    assert asked == [("Slow", speeds), ("Makespan", speeds), ("Makespan", speeds)]
+    assert asked == [("FlexSP", speeds), ("Makespan", speeds), ("Makespan", speeds)]
 
 
 def test_what_is_wrong_with_the_job_is_not_left_to_the_fall_back(tmp_path):
     def refuses(lengths, layout, job, speeds):
-        if job.parallelism.balance == "Slow":
+        if job.parallelism.balance == "FlexSP":
             raise Refused("BadHardware", "no such device")
         return place_step(lengths, layout, job, speeds)
 
@@ -316,7 +316,7 @@ def test_a_coordinator_that_restarts_keeps_what_was_late_before(tmp_path):
     def partly_late(steps, is_late, speeds):
         placed = first.place(steps, is_late, speeds)
         named = {s: replace(p, balance="slow") if s % 2 else p for s, p in placed.placements.items()}
-        return Placed(named, (Missing(0, "Slow", 1.0, ""),))
+        return Placed(named, (Missing(0, "FlexSP", 1.0, ""),))
 
     def never(steps, is_late, speeds):
         raise AssertionError("placed again")
@@ -360,7 +360,6 @@ async def lines_of(job, folder, planner=place_step) -> list[StepLine]:
 
 
 async def test_a_job_whose_plans_are_late_goes_on_with_the_fall_back_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(planners, "SLOW", frozenset({"slow"}))
     monkeypatch.setattr(look_ahead, "patience", lambda *_: 0.0)
     expected = await lines_of(make_job(tmp_path / "fast"), tmp_path / "fast")
     (tmp_path / "slow").mkdir()
@@ -374,7 +373,7 @@ async def test_a_job_whose_plans_are_late_goes_on_with_the_fall_back_and_says_so
     assert {line.balance for line in lines} == {"makespan"}
     [event] = [event for event in report.events if event.reason == "PlanLate"]
     assert event.warning
-    assert event.message.startswith("step 0: balance Slow had no plan after 0.0 s")
+    assert event.message.startswith("step 0: balance FlexSP had no plan after 0.0 s")
 
 
 async def test_every_balance_delivers_the_same_tokens(tmp_path):
@@ -388,7 +387,6 @@ async def test_every_balance_delivers_the_same_tokens(tmp_path):
 
 
 async def test_steps_close_while_the_next_plans_are_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(planners, "SLOW", frozenset({"slow"}))
     monkeypatch.setattr(look_ahead, "patience", lambda *_: 60.0)
     async with cluster(slow_job(tmp_path), tmp_path, planner=solver_doubles.later) as c:
         playing = asyncio.ensure_future(c.play())

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from coxswain.config import EvaluationConfig, StragglerConfig
 from coxswain.ladder.lead import LONG, PLANNED
 from coxswain.membership.stream import initial_cursor
+from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.notifier import Topic
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_lead import ONSET, run_steps, training
@@ -32,18 +33,18 @@ async def test_a_confirmed_speed_is_in_the_plan_and_record_of_a_step_at_most_thr
     async with training(job_of(tmp_path)) as lead:
         session = lead.state.session
         await run_steps(lead, ONSET)
-        assert all(not plan.speeds for plan in session._plans.values())
+        assert all(not plan.speeds for plan in session.plans_from(0).plans)
         while not lead.state.stragglers.speeds and session.book.open < ONSET + 10:
             await run_steps(lead, 1, 2.0)
         running, ahead = session.begun, session.committed
         assert lead.state.stragglers.speeds and ahead <= running + 1 + PLANNED
         await run_steps(lead, 4, 2.0)
-        parts = [lead.driver._log.placement(1, segment, part) for segment in range(4) for part in range(8)]
+        parts = [PlanLog(lead.store).placement(1, segment, part) for segment in range(4) for part in range(8)]
         by_step = {r.first_step + i: r.speeds for r in parts if r for i in range(len(r.placements))}
         first = min(step for step, speeds in by_step.items() if speeds)
         assert running < first <= running + 1 + PLANNED
         assert by_step[first] == (1.0, pytest.approx(0.5, rel=0.03))
-        assert session._plans[session.book.open].speeds == by_step[session.book.open]
+        assert session.open_plan().speeds == by_step[session.book.open]
         assert "from step" in lead.state.stragglers.reports[0].action
 
 
@@ -70,7 +71,7 @@ async def test_in_long_steps_the_last_plan_ahead_waits_for_the_reports_of_the_st
         lead.state.guarded = lambda *_: None
         await lead.close(4)
         await lead.until(lambda: session.committed == 5 + 1 + PLANNED)
-        assert session._plans[5 + PLANNED].speeds == (1.0, 0.25)
+        assert session.plans_from(5 + PLANNED).plans[0].speeds == (1.0, 0.25)
 
 
 async def test_in_shorter_steps_a_plan_waits_for_no_report(tmp_path):

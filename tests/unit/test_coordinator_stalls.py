@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace as structs_replace
 
 from coxswain.layout import Device, Seat
 from coxswain.wire import DeliveredDigests, Evaluation, Fault, WorkerExit
@@ -61,10 +60,10 @@ def test_ranks_that_wait_for_their_data_do_not_hang_and_lost_digests_of_a_step_t
 START = 1800.0
 
 
-def watched(tmp_path):
-    """A world that has done step 0 and is in step 1."""
+def watched(tmp_path, planned=range(8), **changes):
+    """A world that has done step 0 and is in step 1. `planned`: steps whose plans are committed; `changes`: of these."""
     found = session(make_job(tmp_path))
-    found.add(committed(*range(8)))
+    found.add(committed(*planned, **changes))
     found.begin(1)
     found.book.open = 1
     found.book.add_delivered(DeliveredDigests(1, 1, ((0, "aa"), (1, "bb"))))
@@ -110,14 +109,13 @@ def test_the_clock_of_a_step_whose_data_comes_late_runs_once_that_is_delivered(t
 
 def test_the_clock_of_a_step_whose_plan_comes_late_runs_once_it_has_begun(tmp_path):
     """As behind a planner or a store that took long. Before, the world was replaced in the second in which the step began."""
-    world, watch = watched(tmp_path)
+    world, watch = watched(tmp_path, planned=[0, 1])
     world.book.open = 2
     world.book.add_delivered(DeliveredDigests(1, 2, ((0, "aa"), (1, "bb"))))
-    plan = world._plans.pop(2)
     for second in range(1000):
         world.last_heard = dict.fromkeys(range(2), float(second))
         if second == 300:
-            world._plans[2] = plan
+            world.add(committed(2))
             world.begin(2)
         if found := watch.judge(world, [0.1], float(second), PLACE):
             break
@@ -142,8 +140,7 @@ def test_a_hang_in_a_step_that_ranks_have_begun_alone_is_found(tmp_path, wished)
 
 
 def test_a_hang_in_a_step_that_has_begun_is_found_although_this_coordinator_has_not_read_its_plan(tmp_path):
-    world, watch = watched(tmp_path)
-    del world._plans[1]
+    world, watch = watched(tmp_path, planned=[0])
     for second in range(1000):
         world.last_heard = dict.fromkeys(range(2), float(second))
         if watch.judge(world, [0.1], float(second), PLACE):
@@ -166,9 +163,7 @@ def test_a_step_that_no_rank_is_to_begin_is_not_late(tmp_path, ends):
 
 @pytest.mark.parametrize(("evaluates", "found"), [(False, 61), (True, START + 61)])
 def test_a_step_with_an_evaluation_may_take_as_much_longer_as_a_first_step(tmp_path, evaluates, found):
-    world, watch = watched(tmp_path)
-    evaluation = Evaluation((), (), (), 0, 0) if evaluates else None
-    world._plans[1] = structs_replace(world._plans[1], evaluation=evaluation)
+    world, watch = watched(tmp_path, evaluation=Evaluation((), (), (), 0, 0) if evaluates else None)
     for second in range(int(START) + 100):
         world.last_heard = dict.fromkeys(range(2), float(second))
         if watch.judge(world, [0.1], float(second), PLACE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.planning.strategies import Strategies
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.job_strategy import JobStrategy
-from coxswain_coordinator.world import manager, survivors
+from coxswain_coordinator.world import manager
+from coxswain_coordinator.world.survivors import after_loss
 from coxswain_link.metrics import build
 from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import BLOCKS, SAMPLES, cluster, lengths_of, make_job
@@ -228,7 +230,8 @@ async def test_after_a_loss_the_event_and_the_report_name_a_strategy_only_if_the
     """Of two pipelines over four trainers one is whole; for the three trainers that are left Auto chooses another layout."""
     by_trainers = {4: Strategy(PIPES), 3: Strategy(WHOLE)}
     monkeypatch.setattr(strategies, "choose", lambda machine, *_: by_trainers[len(machine.trainers)])
-    monkeypatch.setattr(survivors, "_seconds", lambda _, of: own_seconds if len(of.replicas) == 3 else 1.0)
+    predicted = partial(after_loss, seconds=lambda _, of: own_seconds if len(of.replicas) == 3 else 1.0)
+    monkeypatch.setattr(manager, "after_loss", predicted)
     job = replace(auto(tmp_path), trainers=4, min_trainers=2)
     async with training(job) as lead:
         lose(lead, 1)
@@ -319,7 +322,7 @@ async def test_plans_have_no_task_of_more_tokens_than_the_record_gives_its_kind(
     async with training(job) as lead:
         assert lead.state.session is not None
         plans = lead.state.session.plans_from(0).plans
-        assert lead.state.ladder._job == lead.state.strategy.job != job
+        assert lead.state.ladder.job == lead.state.strategy.job != job
     tokens = [
         sum(s.stop - s.start for s in t.slices if s.replica == r) for p in plans for t in p.tasks for r in t.replicas
     ]

@@ -65,7 +65,7 @@ async def test_a_world_goes_on_whatever_would_be_chosen_for_the_trainers_that_re
         await begun(lead, 1)
         assert lead.state.session.adopted
         assert lead.state.strategy.record == log_of(lead.job).last_strategy()
-        assert lead.state.ladder._job == lead.state.strategy.job != lead.job
+        assert lead.state.ladder.job == lead.state.strategy.job != lead.job
         assert lead.keys("log/strategies/") == [FIRST]
 
 

@@ -12,7 +12,17 @@ from coxswain import wire
 from coxswain.live import Held
 from coxswain_coordinator.planning.plan_log import PlanLog
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.coordinator_lead import begun, holds, leading, led_again, lose, register, small, training
+from tests.unit.coordinator_lead import (
+    beaten_to_a_takeover,
+    begun,
+    holds,
+    leading,
+    led_again,
+    lose,
+    register,
+    small,
+    training,
+)
 from tests.unit.coordinator_samples import agents
 
 pytestmark = pytest.mark.looptime
@@ -158,13 +168,7 @@ async def test_a_worker_that_is_in_a_world_still_that_another_has_left_must_leav
 
 async def test_a_takeover_that_another_coordinator_was_faster_with_is_repeated(tmp_path):
     async with led_again(tmp_path) as lead:
-        log, take_over = lead.driver._log, lead.driver._log.take_over
-
-        def beaten(generation: int, author: str) -> bool:
-            log.take_over = take_over
-            return not PlanLog(lead.store).take_over(generation, "rival")
-
-        log.take_over = beaten
+        beaten_to_a_takeover(lead, PlanLog(lead.store).generation(1), goes_on=False)
         register(lead, *out())
         await begun(lead, 2)
         assert len(lead.keys("log/takeovers/")) == 2

@@ -206,15 +206,15 @@ async def continue_world(c, world: wire.World, generation: int) -> None:
     async def constructor(index: int) -> None:
         async with c.until_end("constructor", f"trainer-{index}"):
             await c.register("constructor", f"trainer-{index}")
-            await c._deliver(world, index)
+            await c.deliver(world, index)
 
     async with asyncio.TaskGroup() as group:
         for index in range(c.job.trainers):
             group.create_task(trainer(index))
             group.create_task(constructor(index))
         for seat in world.seats:
-            group.create_task(c._worker(world, seat, f"trainer-{seat.device.trainer}"))
-        group.create_task(c._loader(0))
+            group.create_task(c.worker(world, seat, f"trainer-{seat.device.trainer}"))
+        group.create_task(c.loader(0))
         await c.coordinator.drive()
 
 

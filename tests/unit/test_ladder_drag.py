@@ -165,5 +165,5 @@ async def test_a_running_job_leaves_a_device_out_by_what_it_has_measured(tmp_pat
     await j.run(60)
     assert [layout.standby for layout, _ in j.asked] == ([(SECOND,)] if left else [])
     if left:
-        assert j.ladder._drag.beside == 1.0, "of the world that it is in"
+        assert j.ladder.drag.beside == 1.0, "of the world that it is in"
         assert "is predicted to save 0.590 of 10.000 s of each step" in j.asked[0][1]

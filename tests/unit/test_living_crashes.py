@@ -152,7 +152,7 @@ def test_without_copies_a_lost_worker_costs_what_no_checkpoint_holds(tmp_path, c
         end = play(tmp_path / str(n), [CHANGES["no change"]], {n: ("worker-0",)}, copies=False)
         assert (end.phase, end.steps) == (calm.phase, calm.steps), quiet.simulation.fate.points[n]
         assert end.again <= EVERY
-        checkpoint = [e.message for e in end.simulation.state.events._events if e.reason == "WorkerRestarted"]
+        checkpoint = [e.message for e in end.simulation.state.events.latest() if e.reason == "WorkerRestarted"]
         assert len(checkpoint) == 1
         assert int(checkpoint[0].partition("from step ")[2].partition(":")[0]) % EVERY == 0, checkpoint
 

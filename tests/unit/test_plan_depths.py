@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from coxswain.config import ModelConfig
 from coxswain.cost import constants_for
 from coxswain.cost.model import CostModel
 from coxswain.layout import Device, Layout, Replica, Stage
-from coxswain.plan import dealing
-from coxswain.plan.dealing import by_kind
+from coxswain.plan.dealing import Kind, by_kind, deal
 from coxswain.plan.kinds import kinds_of, nodes_of, rates_of
 from coxswain.plan.pipelines.dispatch import end_of
 from coxswain.plan.planners import BALANCES, planner
@@ -105,30 +103,22 @@ def test_what_a_kind_got_before_is_not_planned_again() -> None:
 
 def test_a_kind_ends_a_sequence_behind_its_fill_and_drain_or_those_of_a_longer_one_that_it_has() -> None:
     """Four stages: three times the sequence's own 1.5 s, or what the longest one before it waits; at the least four times it."""
-    kind = dealing._Kind(speed=2.0, waits=3.0, work=[4.0], alone=[1.5])
-    assert dealing._end(kind, 4.0, 1.0, 0) == 2.0 + 4.5
-    assert dealing._end(kind, 4.0, 5.0, 0) == 2.0 + 5.0
-    assert dealing._end(kind, 0.5, 1.0, 0) == 4 * 1.5
-    assert dealing._end(replace(kind, later=2.0), 4.0, 1.0, 0) == 2 * 6.5
+    kind = Kind(speed=2.0, waits=3.0, work=[4.0], alone=[1.5])
+    assert kind.end(4.0, 1.0, 0) == 2.0 + 4.5
+    assert kind.end(4.0, 5.0, 0) == 2.0 + 5.0
+    assert kind.end(0.5, 1.0, 0) == 4 * 1.5
+    assert replace(kind, later=2.0).end(4.0, 1.0, 0) == 2 * 6.5
 
 
-def test_each_deal_takes_a_kind_for_as_much_later_as_it_ended_than_its_work_and_waits_alone_say(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_deal_takes_a_kind_for_as_much_later_as_it_ended_than_its_work_and_waits_alone_say() -> None:
     """Not for what an earlier deal took it for times as much again."""
-    deal, dealt = dealing._deal, list[tuple[list[float], list[float]]]()
-
-    def recorded(problem: Problem, kinds: list[dealing._Kind]) -> tuple[dealing.Ints, list[float]]:
-        sequences, assumed = deal(problem, kinds)
-        dealt.append(([kind.later for kind in kinds], assumed))
-        return sequences, assumed
-
-    ends = iter([6.0, 3.0] * 9)
-    monkeypatch.setattr(dealing, "_deal", recorded)
-    monkeypatch.setattr(dealing, "_place", lambda *_: dealing._Placed([], next(ends)))
-    monkeypatch.setattr(dealing, "cache", lambda found: found)
-    problem = problem_of([2000, 1500, 1000, 700, 400], ALONE[0], TOGETHER)
-    dealing.by_kind(lambda _: [], problem, deals=4)
-    assert len(dealt) == 4 and dealt[0][0] == [1.0, 1.0]
-    for (_, assumed), (later, _) in pairwise(dealt):
-        assert later == [6.0 / assumed[0], 3.0 / assumed[1]]
+    problem = problem_of([2000, 1000], ALONE[0], TOGETHER)
+    one = Kind(speed=1.0, waits=0.0, work=[4.0, 2.0], alone=[4.0, 2.0])
+    deep = Kind(speed=8.0, waits=7.0, work=[4.0, 2.0], alone=[0.5, 0.25])
+    dealt, assumed = deal(problem, [one, deep])
+    assert (dealt.tolist(), assumed) == ([0, 1], [4.0, 2.0])
+    later = [kind.ended(was, end) for kind, was, end in zip((one, deep), assumed, (6.0, 3.0), strict=True)]
+    assert [kind.later for kind in later] == [1.5, 1.5]
+    assert deal(problem, later)[1] == assumed
+    assert later[0].ended(4.0, 8.0).later == 2.0
+    assert later[0].ended(0.0, 0.0).later == 1.5, "a kind without work says nothing"

@@ -13,10 +13,9 @@ from msgspec import UNSET
 from coxswain.layout import Layout
 from coxswain.plan.kinds import shape
 from coxswain.plan.lengths import SETS, draw_lengths
-from coxswain.plan.pipelines import simulation as pipelines
 from coxswain.plan.pipelines.operations import operations, ordered
 from coxswain.plan.pipelines.replay import replay
-from coxswain.plan.pipelines.simulation import Simulation
+from coxswain.plan.pipelines.simulation import Simulation, schedule
 from coxswain.plan.planners import plan
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Operation, Slice, StageOperations, Task
@@ -158,14 +157,11 @@ CIRCLE = equal(3, 4), tasks_of((1,), (1, 2, 0), (1,), (1, 0), ((2, 0), 7.02))
 
 
 @pytest.mark.parametrize("tries", [10, 2, 1])
-def test_rings_that_would_wait_in_a_circle_start_when_their_members_are_empty(
-    tries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rings_that_would_wait_in_a_circle_start_when_their_members_are_empty(tries: int) -> None:
     """One ring of them, at last all rings, and one task in flight when nothing else can help."""
     layout, tasks = CIRCLE
     assert not Simulation(layout, tasks, 0.0, 0, set()).run()
-    monkeypatch.setattr(pipelines, "TRIES", tries)
-    lists = operations(layout, tasks)
+    lists = schedule(layout, tasks, tries=tries)
     assert faults(layout, tasks, lists) == []
     assert walk(layout, tasks, lists) == "done"
 

@@ -123,14 +123,11 @@ def test_flexsp_blasts_a_step_into_the_most_even_micro_batches_of_falling_length
     assert max(map(sum, found)) == min(max(map(sum, parts)) for parts in cuts(sorted(LENGTHS, reverse=True), count))
 
 
-def test_flexsp_plans_unlike_groups_in_one_micro_batch_and_like_ones_where_its_program_is_too_large(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_flexsp_plans_unlike_groups_in_one_micro_batch_and_like_ones_where_its_program_is_too_large() -> None:
     step = slow_links([17 * K, 8 * K, 8 * K, 7 * K, 7 * K], 8, 8 * K)
     solved = planner("flexsp")(step)
     assert {len(draft.members) for draft in solved} > {4} and {draft.wave for draft in solved} == {0}
-    monkeypatch.setattr(flexsp, "COLUMNS", 0)
-    homogeneous = planner("flexsp")(step)
+    homogeneous = flexsp.flexsp(step, columns=0)
     assert all(len(one.members) == len(two.members) for one, two in pairwise(homogeneous) if one.wave == two.wave)
     assert simulate(step, solved).makespan < simulate(step, homogeneous).makespan
 

@@ -181,7 +181,7 @@ def test_placements_heed_a_suspect_two_steps_later_and_the_answer_of_its_probe_c
     def watched(run: Run, measured: Measured) -> None:
         stepped(run, measured)
         drafts.append(run.draft)
-        states.append((device in policy._suspects, device in policy._powers))
+        states.append((device in policy.suspects, device in policy.speeds))
 
     policy.stepped = watched  # type: ignore[method-assign]
     running.go()
@@ -195,7 +195,7 @@ def test_a_step_that_surprises_its_ranks_confirms_a_slow_device_at_its_end() -> 
     policy = Ours(0, "Rebalance")
     running = Run(world(), trace(Event(120.0, "n0/1", "sick", 3.8, None), seconds=123.0), policy)
     running.go()
-    assert running.ends[-1] > 120.0 > running.ends[-2] and set(policy._powers) == {Device(0, 1)}
+    assert running.ends[-1] > 120.0 > running.ends[-2] and set(policy.speeds) == {Device(0, 1)}
 
 
 def test_nothing_is_planned_for_drift_pauses_and_long_sequences() -> None:
@@ -226,7 +226,7 @@ def test_of_several_losses_each_takes_the_steps_since_the_checkpoint_before_it_a
     now: Any = Run(made, Trace(1, 1, 1e6, 0, ()), None, Settings(checkpoint=100.0))  # type: ignore[arg-type]
     for steps, left, again in ((25, 20, 50.0), (7, 25, 70.0), (12, 33, 110.0)):
         for _ in range(steps):
-            now._count(Measured(10.0, 10.0, np.ones(1), {}, ()))
+            now.count(Measured(10.0, 10.0, np.ones(1), {}, ()))
         now.redo()
         assert (len(now.ends), now.lost["redone"]) == (left, again)
 
@@ -243,9 +243,8 @@ def test_steps_that_are_not_observed_change_nothing() -> None:
     mine, observed = trace(Event(300, "n0/1", "sick", 5.42, 300), seconds=1200), dict[bool, int]()
     outcomes = []
     for skips in (True, False):
-        policy, senses = Ours(7), Counting(7, skips)
-        policy._senses = senses
-        outcomes.append(Run(world(), mine, policy).go())
+        senses = Counting(7, skips)
+        outcomes.append(Run(world(), mine, Ours(7, senses=senses)).go())
         observed[skips] = senses.observed
     assert outcomes[0] == outcomes[1] and outcomes[0].changes == 2
     assert observed[True] < observed[False] / 2

@@ -81,7 +81,7 @@ def virtual(seconds: float, **settings: float) -> Run:
 
 def took(run: Run, *seconds: float) -> None:
     for each in seconds:
-        run._count(Measured(each, each, np.ones(1), {}, ()))
+        run.count(Measured(each, each, np.ones(1), {}, ()))
 
 
 def test_a_step_that_ends_with_the_trace_counts_once_and_one_that_it_cuts_off_by_its_part() -> None:

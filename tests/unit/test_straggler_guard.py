@@ -42,7 +42,7 @@ async def test_an_error_in_what_watches_slow_devices_is_logged_once_and_training
     job = make_job(tmp_path, stop_steps=64, stragglers=StragglerConfig(action="Migrate"))
     async with training(job) as lead:
         ladder, session = lead.state.ladder, lead.state.session
-        ladder._beside, ladder._planner = at_once, offered
+        ladder.beside, ladder.planner = at_once, offered
         await run_steps(lead, ONSET)
         monkeypatch.setattr(broken, fails)
         await run_steps(lead, 20, 3.0)
@@ -93,7 +93,7 @@ async def test_an_error_as_a_world_is_entered_leaves_no_speeds_of_the_world_befo
     job = replace(job, stragglers=StragglerConfig(action="Migrate" if "ladder" in broken else "Rebalance"))
     async with training(job) as lead:
         await run_steps(lead, ONSET)
-        lead.state.ladder._beside, lead.state.ladder._planner = at_once, nothing
+        lead.state.ladder.beside, lead.state.ladder.planner = at_once, nothing
         while not lead.state.stragglers.speeds:
             await run_steps(lead, 1, 3.0)
         step = lead.state.session.book.open

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.detect import ONSET, Run, switches
+from bench.detect import ONSET, Run, World, switches
 from coxswain.stragglers.baseline import Baseline
 from coxswain.stragglers.detector import Detector
 from coxswain.stragglers.states import UNSEEN
@@ -106,32 +106,40 @@ def on_standby(run: Run) -> tuple[Detector, tuple[int, int]]:
     return run.detector.moved([p for p in places if (p.trainer, p.device) != device], standby=[device]), device
 
 
-def test_a_device_on_standby_is_compared_with_its_own_first_probe_and_those_of_ranks() -> None:
-    run = running(noise=0.0)
-    run.world.natural[:] = 1.0
+def set_aside(natural: float) -> tuple[Detector, tuple[int, int], float]:
+    """A detector, a device on standby that takes so many times as long as others, and seconds of a probe of these."""
+    run = Run(World(noise=0.0, spread=0.0))
+    run.world.natural[FIRST] = natural
+    run.steps(ONSET)
     detector, device = on_standby(run)
-    detector._aside[device], ranks = 0.4, detector._probes.first
-    ranks[:] = 0.2
-    assert detector.slowdown_aside(device, 0.4) == pytest.approx(1.0)  # as slow as it always was
-    assert detector.slowdown_aside(device, 0.8) == pytest.approx(2.0)
-    assert detector.slowdown_aside(device, 0.2) == pytest.approx(0.5)
-    detector._aside[device] = 0.1
-    assert detector.slowdown_aside(device, 0.2) == pytest.approx(1.05)  # peers may be slower by so much
-    assert detector.slowdown_aside((99, 0), 0.3) == pytest.approx(1.5)  # peers alone
-    ranks[:] = np.nan
-    assert np.isnan(detector.slowdown_aside((99, 0), 0.3)), "nothing is known to compare with"
+    firsts = detector.firsts()
+    usual = firsts[run.detector.places[0].trainer, run.detector.places[0].device]
+    assert firsts[device] == pytest.approx(natural * usual)
+    return detector, device, usual
+
+
+def test_a_device_on_standby_is_compared_with_its_own_first_probe_and_those_of_ranks() -> None:
+    detector, device, usual = set_aside(1.08)
+    assert detector.slowdown_aside(device, 1.08 * usual) == pytest.approx(1.0)  # as slow as it always was
+    assert detector.slowdown_aside(device, 2.16 * usual) == pytest.approx(2.0)
+    assert detector.slowdown_aside(device, 0.54 * usual) == pytest.approx(0.5)
+    assert detector.slowdown_aside((99, 0), 1.5 * usual) == pytest.approx(1.5)  # peers alone
     assert all(np.isnan(detector.slowdown_aside(device, seconds)) for seconds in (0.0, -1.0, np.inf, np.nan))
+    fresh = Detector(detector.places)
+    assert np.isnan(fresh.slowdown_aside((99, 0), 0.3)), "nothing is known to compare with"
+    detector, device, usual = set_aside(0.8)
+    assert detector.slowdown_aside(device, usual) == pytest.approx(1.05)  # peers may be slower by so much
 
 
 def test_a_device_keeps_its_first_probe_on_standby_and_takes_it_back_into_a_seat() -> None:
     run = running()
-    places, first = run.detector.places, run.detector._probes.first[FIRST]
-    assert first > 0
     detector, device = on_standby(run)
+    places, first = run.detector.places, run.detector.firsts()[device]
+    assert first > 0
     detector = detector.moved(detector.places, standby=[device])
-    assert detector.moved(places)._probes.first[FIRST] == first
+    assert detector.moved(places).firsts()[device] == first
     gone = detector.moved(detector.places)
-    assert np.isnan(gone.moved(places)._probes.first[FIRST]), "a device that leaves the layout is forgotten"
+    assert np.isnan(gone.moved(places).firsts()[device]), "a device that leaves the layout is forgotten"
 
 
 def test_a_straggler_long_without_relapse_is_soon_normal_again_the_next_time() -> None:

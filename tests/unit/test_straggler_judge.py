@@ -119,7 +119,7 @@ async def test_the_ladder_has_its_options_judged_by_the_last_four_steps(tmp_path
         asked.append((vocabulary, steps))
         return replace(found, layouts=tuple(replace(option, seconds=seconds) for option in found.layouts))
 
-    j.ladder._judge, j.slow = judge, False
+    j.ladder.judge, j.slow = judge, False
     await j.run(6)
     j.slow, j.onset = True, j.step
     await j.run(30)

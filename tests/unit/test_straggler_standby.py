@@ -169,10 +169,13 @@ async def test_another_pod_is_not_asked_for_the_probes_of_the_one_before_and_has
     await p.job.run(40)
     await p.go_aside()
     assert p.job.ladder.aside.waiting[SLOW].dwell == 4
-    p.job.enter(p.job.record.layout, AGAIN)
+    aside = p.job.record.layout
+    p.job.enter(aside, AGAIN)
     assert p.wanted() == ()
-    p.job.ladder._powers[SLOW] = 9  # it is slow too
-    p.job.enter(p.job.record.layout, AGAIN)
+    p.job.enter(None, AGAIN)
+    p.job.slow = True  # it too
+    await p.job.run(1, changes=False)
+    p.job.enter(aside, AGAIN)
     assert p.job.ladder.aside.waiting[SLOW].dwell == 2
 
 
@@ -265,7 +268,7 @@ async def test_a_device_goes_on_standby_and_comes_back_by_its_probes_in_the_whol
     job = make_job(tmp_path, stop_steps=128, batch=batch, stragglers=StragglerConfig(action="Migrate"))
     async with training(job) as lead:
         state = lead.state
-        state.ladder._beside, state.ladder._planner, state.ladder._judge = at_once, planner(job), as_planned
+        state.ladder.beside, state.ladder.planner, state.ladder.judge = at_once, planner(job), as_planned
         await run_steps(lead, ONSET)
         await changed(lead, factor=3.0)
         assert state.session.record.layout.standby == (SLOW,)

@@ -72,9 +72,9 @@ class Cluster:
         """The next world begins with the next step."""
         self.generation += 1
         record = next_generation(self.job, self.generation, "me", members, (), at_checkpoint(self.job, None), layout)
-        record = replace(record, first_step=self.step)
-        self.world = world_of(record, members, 320)
-        self.watch.enter(record, self.world, [f"node-{n}" for n in range(len(record.trainers))], {})
+        self.record = replace(record, first_step=self.step)
+        self.world = world_of(self.record, members, 320)
+        self.watch.enter(self.record, self.world, [f"node-{n}" for n in range(len(record.trainers))], {})
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -158,7 +158,7 @@ def test_a_device_on_standby_is_compared_with_its_own_first_probe(tmp_path):
 def test_the_times_of_64_steps_are_remembered_and_no_more(tmp_path):
     c = Cluster(tmp_path)
     c.run(100)
-    assert sorted(c.watch._times) == list(range(36, 100))
+    assert sorted(c.watch.times) == list(range(36, 100))
 
 
 def test_a_pause_of_one_step_fires_nothing(tmp_path):
@@ -363,7 +363,7 @@ def test_a_rounded_speed_is_within_a_fortieth_and_small_changes_do_not_change_it
 
 def test_a_slow_rank_with_few_layers_slows_its_replica_only_as_far_as_it_holds_up_the_stages(tmp_path):
     c = slowed(tmp_path)
-    c.watch.enter(c.watch._ranks.record, c.world, [f"node-{n}" for n in range(4)], {1: 0.75})
+    c.watch.enter(c.record, c.world, [f"node-{n}" for n in range(4)], {1: 0.75})
     work = c._report
     c._report = lambda rank, trainer, plan, asked: (
         found := work(rank, trainer, plan, asked),

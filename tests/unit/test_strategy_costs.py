@@ -18,7 +18,7 @@ from coxswain.layout import Device
 from coxswain.models import parameter_specs
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.strategy.costs import after_tasks, exchange_of, kind_cost, stage_constants
-from coxswain.plan.strategy.judge import _kind_ends, step_seconds, trial_of
+from coxswain.plan.strategy.judge import kind_ends, step_seconds, trial_of
 from coxswain.plan.strategy.kinds import balanced, by_tensor, fits, fullest, kinds_of, memory_refusals, most, peak_bytes
 from coxswain.plan.strategy.machine import asked, machine_of
 from coxswain.plan.strategy.values import Alternative, Kind, Machine, Strategy, described
@@ -145,8 +145,8 @@ def test_a_pipeline_drains_for_its_own_longest_task_and_not_for_that_of_another_
     drafts = [Draft((0,), (0,)), *(Draft((1,), (i,)) for i in range(1, 21))]
     long, short = (cost.tasks.pack_seconds([n]) for n in (8192, 2048))
     assert 20 * short > 2 * long
-    assert _kind_ends(problem, drafts, [True, True], cost) == pytest.approx(21 * short + cost.after)
-    assert _kind_ends(problem, drafts, [True, False], cost) == pytest.approx(2 * long + cost.after)
+    assert kind_ends(problem, drafts, [True, True], cost) == pytest.approx(21 * short + cost.after)
+    assert kind_ends(problem, drafts, [True, False], cost) == pytest.approx(2 * long + cost.after)
 
 
 def test_tensor_groups_are_of_one_trainer_each() -> None:

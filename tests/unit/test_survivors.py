@@ -78,15 +78,11 @@ def test_replicas_that_were_planned_around_a_slow_device_survive_where_the_own_l
 
 
 @pytest.mark.parametrize(("gain", "first"), [(-1.0, 0), (0.0, 0), (0.005, 0), (0.006, 1), (0.5, 1)])
-def test_the_jobs_own_layout_comes_first_only_where_it_gains_more_than_the_cost_model_may_err(
-    tmp_path, monkeypatch, gain, first
-):
+def test_the_jobs_own_layout_comes_first_only_where_it_gains_more_than_the_cost_model_may_err(tmp_path, gain, first):
     job = job_of(tmp_path, 4, pipeline=2)
     kept, now = pairs((2, 3), aside=(0,)), own(job, 1)
-    monkeypatch.setattr(
-        "coxswain_coordinator.world.survivors._seconds", lambda _, layout: 1.0 if layout == kept else 1.0 - gain
-    )
-    assert after_loss(job, VOCABULARY, own(job), now, {})[0] == (kept, now)[first]
+    found = after_loss(job, VOCABULARY, own(job), now, {}, lambda _, layout: 1.0 if layout == kept else 1.0 - gain)
+    assert found[0] == (kept, now)[first]
 
 
 def test_more_replicas_than_the_jobs_own_layout_has_are_judged_with_a_step_that_all_of_them_share(tmp_path):

@@ -38,19 +38,18 @@ def by_kind(planner: Planner, problem: Problem, deals: int = 1) -> list[Draft]:
         return _place(planner, problem, members[kind], np.frombuffer(sequences, dtype=np.int64))
 
     for _ in range(deals):
-        dealt, assumed = _deal(problem, kinds)
+        dealt, assumed = deal(problem, kinds)
         found = [placed(k, np.flatnonzero(dealt == k).tobytes()) for k in range(len(kinds))]
         ends = [each.end for each in found]
         best = found if not best or max(ends) < max(each.end for each in best) else best
         if max(ends) <= EVEN * min(ends):
             break
-        later = [end / was if was else kind.later for kind, was, end in zip(kinds, assumed, ends, strict=True)]
-        kinds = [replace(kind, later=now) for kind, now in zip(kinds, later, strict=True)]
+        kinds = [kind.ended(was, end) for kind, was, end in zip(kinds, assumed, ends, strict=True)]
     return [draft for *_, draft in sorted(chain.from_iterable(each.timed for each in best), key=itemgetter(0, 1))]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class Kind:
     """What one kind of replica makes of the sequences."""
 
     speed: float  # of all its replicas
@@ -58,6 +57,17 @@ class _Kind:
     work: list[float]  # seconds of each sequence on so many replicas of speed 1 as it needs, times these
     alone: list[float]  # seconds of each sequence as the only one, on as many members as it may have, in one stage
     later: float = 1.0  # times the end that work and waits alone give
+
+    def end(self, work: float, waits: float, sequence: int) -> float:
+        """When it ends with so much work, this sequence's with it, and waits of so many seconds for those before."""
+        alone = self.alone[sequence]
+        if alone == np.inf:
+            return alone
+        return max(self.later * (work / self.speed + max(waits, self.waits * alone)), (1 + self.waits) * alone)
+
+    def ended(self, assumed: float, end: float) -> Kind:
+        """The kind after a deal that ended at `end`, which work and waits alone had assumed earlier or later."""
+        return replace(self, later=end / assumed) if assumed else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,7 @@ def _part(problem: Problem, members: Ints, sequences: Ints) -> Problem:
     )
 
 
-def _deal(problem: Problem, kinds: list[_Kind]) -> tuple[Ints, list[float]]:
+def deal(problem: Problem, kinds: list[Kind]) -> tuple[Ints, list[float]]:
     """Returns the kind of replica for every sequence, and when each kind ends by its work and waits.
 
     Longest first, each goes to the kind that holds it and ends it first: by the work that it has and the fill and drain of
@@ -103,25 +113,18 @@ def _deal(problem: Problem, kinds: list[_Kind]) -> tuple[Ints, list[float]]:
     taken, waits = [0.0] * len(kinds), [0.0] * len(kinds)
     dealt = np.zeros(problem.lengths.size, dtype=np.int64)
     for i in np.argsort(-problem.lengths, kind="stable").tolist():
-        ends = [_end(kind, taken[k] + kind.work[i], waits[k], i) for k, kind in enumerate(kinds)]
+        ends = [kind.end(taken[k] + kind.work[i], waits[k], i) for k, kind in enumerate(kinds)]
         dealt[i] = best = ends.index(min(ends))
         taken[best] += kinds[best].work[i]
         waits[best] = max(waits[best], kinds[best].waits * kinds[best].alone[i])
     return dealt, [mine / kind.speed + wait for kind, mine, wait in zip(kinds, taken, waits, strict=True)]
 
 
-def _end(kind: _Kind, work: float, waits: float, sequence: int) -> float:
-    alone = kind.alone[sequence]
-    if alone == np.inf:
-        return alone
-    return max(kind.later * (work / kind.speed + max(waits, kind.waits * alone)), (1 + kind.waits) * alone)
-
-
-def _kind(problem: Problem, members: Ints) -> _Kind:
+def _kind(problem: Problem, members: Ints) -> Kind:
     part = _part(problem, members, np.arange(problem.lengths.size))
     usual, through = float(np.median(part.speeds)), sum(shares_of(Layout(part.layout.replicas[:1]), problem.loss)[0])
     fewest, most = _seconds(part, LATEST), _seconds(part, 0.0)
-    return _Kind(float(part.speeds.sum()), through - 1, (fewest[0] * fewest[1]).tolist(), (most[0] / usual).tolist())
+    return Kind(float(part.speeds.sum()), through - 1, (fewest[0] * fewest[1]).tolist(), (most[0] / usual).tolist())
 
 
 def _seconds(part: Problem, target: float) -> tuple[Floats, Ints]:

@@ -24,11 +24,18 @@ from coxswain.stragglers.values import Report, State
 
 
 class Ours:
-    """`copies`: optimizer state has a copy on another node, so that a loss costs one step."""
+    """`copies`: optimizer state has a copy on another node, so that a loss costs one step. `senses`: see and probe the ranks."""
 
-    def __init__(self, seed: int, action: Action = "Migrate", copies: bool = True, name: str = "ours") -> None:
+    def __init__(
+        self,
+        seed: int,
+        action: Action = "Migrate",
+        copies: bool = True,
+        name: str = "ours",
+        senses: Senses | None = None,
+    ) -> None:
         self.name, self._action, self._copies = name, action, copies
-        self._senses = Senses(seed)
+        self._senses = senses or Senses(seed)
         self._layout: Layout | None = None
         self._powers: dict[Device, int] = {}  # of STEP, by slow device
         self._dead: frozenset[Device] = frozenset()
@@ -41,13 +48,14 @@ class Ours:
         self._ready: tuple[float, Options] | None = None  # what is being planned, and until when
         self._options: Options | None = None
         self._least_gain = LEAST_GAIN  # 0 in a layout that was taken at once
-        self._suspects: dict[Device, int] = {}  # powers that placements heed before a probe has answered
+        self.suspects: dict[Device, int] = {}  # powers that placements heed before a probe has answered
         self._pending: list[tuple[int, Draft]] = []  # placements by new speeds, and their first step
         self._replaced: dict[int, int] = {}  # how often each node was
         self._spares: list[float] = []  # when each spare node is well
 
     @property
-    def _speeds(self) -> dict[Device, float]:
+    def speeds(self) -> dict[Device, float]:
+        """Of confirmed slow devices, and 0 of lost ones."""
         slow = {device: speed_of(power) for device, power in sorted(self._powers.items())}
         return slow | dict.fromkeys(sorted(self._dead), 0.0)
 
@@ -60,7 +68,7 @@ class Ours:
         self._layout = layout_of(draft, run.world.costs.cluster)
         self._senses.begin(run, draft, self._layout, self._replaced)
         self._ready, self._options, self._least_gain = None, None, LEAST_GAIN
-        self._recent, self._pending, self._suspects = [], [], {}
+        self._recent, self._pending, self.suspects = [], [], {}
 
     def stepped(self, run: Run, measured: Measured) -> None:
         if self._layout is None:
@@ -82,7 +90,7 @@ class Ours:
             powers[device] = bucket(float(report.slowdowns[rank]), self._powers.get(device, 0))
         had, self._powers = self._powers, powers
         heeded = report.heeded(heeds_suspects(self._recent[-1], run.world.costs.limit is not None))
-        self._suspects = {
+        self.suspects = {
             d: bucket(float(heeded[r]), 0) for r, d in enumerate(seats) if heeded[r] > 1 and d not in powers
         }
         self._since |= dict.fromkeys(changed(had, powers) | (before ^ self._dead), run.steps)
@@ -103,7 +111,7 @@ class Ours:
             self._options, self._ready = self._ready[1], None
         while self._pending and run.steps >= self._pending[0][0]:
             run.use(self._pending.pop(0)[1])
-        if not (self._speeds or self._suspects or self._placed or self._planned):
+        if not (self.speeds or self.suspects or self._placed or self._planned):
             return
         self._place(run)
         rung = decide(self._view(run))
@@ -118,7 +126,7 @@ class Ours:
         assert self._layout
         spare = any(t <= run.now for t in self._spares)
         return View(
-            action=self._action, step=run.steps + 1, layout=self._layout, seconds=median(self._recent), speeds=self._speeds,
+            action=self._action, step=run.steps + 1, layout=self._layout, seconds=median(self._recent), speeds=self.speeds,
             planned=self._planned, since=self._since, options=self._options,
             nodes={d: str(d.trainer) for d in self._powers}, changes=tuple(self._changes), least_gain=self._least_gain,
             replace=run.settings.replace if spare else None,
@@ -126,7 +134,7 @@ class Ours:
 
     def _place(self, run: Run) -> None:
         """Placements follow speeds by themselves."""
-        speeds = self._speeds | {device: speed_of(power) for device, power in self._suspects.items()}
+        speeds = self.speeds | {device: speed_of(power) for device, power in self.suspects.items()}
         if speeds == self._placed:
             return
         self._placed = speeds
@@ -167,14 +175,14 @@ class Ours:
         self._planned = planned  # the layout is still the one for the old node: a better one may follow
 
     def _enter(self, run: Run, layout: Layout, cost: float, cause: str = "migration") -> None:
-        costs = at_speeds(run.world.costs, self._speeds)
+        costs = at_speeds(run.world.costs, self.speeds)
         draft = data_only(costs, draft_of(costs, layout))
         assert draft
         run.change(draft, cost, cause)
-        self._placed, self._planned = dict(self._speeds), dict(self._speeds)
+        self._placed, self._planned = dict(self.speeds), dict(self.speeds)
         self._begin(run, draft)
         assert self._layout
-        self._standby.settle(self._speeds, self._layout.standby, run.steps)
+        self._standby.settle(self.speeds, self._layout.standby, run.steps)
 
     def lost(self, run: Run) -> bool:
         """Survivors go on from memory; without copies, or after a second loss meanwhile, or where training stood still, from the
@@ -195,13 +203,13 @@ class Ours:
             return False
         assert self._layout
         whole = self._copies and gone == before and not run.stopped
-        quick = without_lost(run.world.costs, self._layout, self._speeds) if whole else None
+        quick = without_lost(run.world.costs, self._layout, self.speeds) if whole else None
         if quick:
             self._enter(run, quick.layout, quick.change + self._from_copies(run))
             self._least_gain = 0.0
-            self._plan(run, self._speeds)
+            self._plan(run, self.speeds)
             return True
-        options = _options(run.world, self._layout, dict(self._speeds), LEAST_GAIN)
+        options = _options(run.world, self._layout, dict(self.speeds), LEAST_GAIN)
         run.plans += 1
         run.wait(planning_seconds(run.world.costs.cluster.devices) * run.truth.planning, "planning")
         if not options.layouts:

@@ -155,7 +155,7 @@ class Run:
         if gone is not None:
             self.wait(gone - self.now, "redone")
             return
-        self._count(measured)
+        self.count(measured)
         self.policy.stepped(self, measured)
 
     def _recover(self) -> None:
@@ -170,7 +170,8 @@ class Run:
         self.redo()
         self.wait(self.settings.restart + load_seconds(self.world), "restart")
 
-    def _count(self, measured: Measured) -> None:
+    def count(self, measured: Measured) -> None:
+        """A step is done: the clock, the ends, what was lost, and the checkpoint that is due behind it."""
         left = self.trace.seconds - self.now
         self.part = left / measured.seconds if left < measured.seconds else 0.0
         counted = self.part or 1.0

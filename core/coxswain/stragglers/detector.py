@@ -134,14 +134,14 @@ class Detector:
             new[mine] = old[theirs]
         if first_step is not None:
             found._states.rewind(first_step)
-        found._keep_firsts(self._firsts(), standby)
+        found._keep_firsts(self.firsts(), standby)
         same = np.array([_role(places[m]) == _role(self.places[o]) for m, o in pairs], dtype=bool)
         kept = same | (self._states.states[theirs] != State.NORMAL)
         found._baseline.take(self._baseline, mine[kept], theirs[kept])
         return found
 
-    def _firsts(self) -> dict[tuple[int, int], float]:
-        """First probes by device."""
+    def firsts(self) -> dict[tuple[int, int], float]:
+        """Seconds of first probes, by trainer and number of the device; NaN: it has had none. Also of devices on standby."""
         named = zip(self.places, self._probes.first, strict=True)
         return self._aside | {(p.trainer, p.device): float(first) for p, first in named}
 

@@ -15,39 +15,39 @@ class PendingCheckpoints:
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self._saved: dict[int, dict[int, ShardsSaved]] = {}
+        self.saved: dict[int, dict[int, ShardsSaved]] = {}  # by step and rank
 
     def add(self, report: ShardsSaved) -> None:
-        self._saved.setdefault(report.step, {})[report.rank] = report
+        self.saved.setdefault(report.step, {})[report.rank] = report
 
     def by(self, step: int) -> set[int]:
         """The ranks that have saved their part of this checkpoint."""
-        return set(self._saved.get(step, ()))
+        return set(self.saved.get(step, ()))
 
     def complete(self, ranks: int) -> int | None:
         """The earliest step whose every rank has saved."""
-        return min((step for step, by_rank in self._saved.items() if len(by_rank) == ranks), default=None)
+        return min((step for step, by_rank in self.saved.items() if len(by_rank) == ranks), default=None)
 
     def newest(self, rank: int) -> int:
         """The latest pending checkpoint of which this rank has saved its part; 0: none."""
-        return max((step for step, by_rank in self._saved.items() if rank in by_rank), default=0)
+        return max((step for step, by_rank in self.saved.items() if rank in by_rank), default=0)
 
     def shards(self, step: int) -> tuple[Shard, ...]:
         """The shards of a complete checkpoint in rank order, each once. Several may name one object, with other boxes."""
-        by_rank = self._saved[step]
+        by_rank = self.saved[step]
         return tuple(dict.fromkeys(shard for rank in sorted(by_rank) for shard in by_rank[rank].shards))
 
     def seconds(self, step: int) -> float:
         """From the step boundary until the slowest rank had saved."""
-        return max(saved.seconds for saved in self._saved[step].values())
+        return max(saved.seconds for saved in self.saved[step].values())
 
     def forget(self, step: int) -> None:
         """Drops this checkpoint, which is made, and those before it."""
-        self._saved = {s: by_rank for s, by_rank in self._saved.items() if s > step}
+        self.saved = {s: by_rank for s, by_rank in self.saved.items() if s > step}
 
     def pending_keys(self) -> set[str]:
         """Of all shards that a later manifest may name. Safe in another thread."""
-        saves = [saved for by_rank in list(self._saved.values()) for saved in list(by_rank.values())]
+        saves = [saved for by_rank in list(self.saved.values()) for saved in list(by_rank.values())]
         return objects_of(s for saved in saves for s in saved.shards)
 
 

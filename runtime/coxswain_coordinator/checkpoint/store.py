@@ -160,15 +160,16 @@ class CheckpointStore:
         self._manifests.forget(step)
         del self._doomed[step]
 
-    def collect_orphans(self) -> int:
+    def collect_orphans(self, searched_bytes: int = SEARCHED_BYTES) -> int:
         """Deletes shards that no manifest names, and staging files: leftovers of saves that never completed.
 
         Safe only while nothing is saved: at the end, and after the first generation of a process,
-        which fences the coordinator before, until that generation's workers start.
+        which fences the coordinator before, until that generation's workers start. A location with
+        more than `searched_bytes` of manifests is not searched.
         """
         self._manifests.newest()
         self.drop_belated()
-        if self._manifests.bytes > SEARCHED_BYTES:
+        if self._manifests.bytes > searched_bytes:
             log.info("shards that no manifest names stay: the manifests have %d bytes", self._manifests.bytes)
             return 0
         if staged := self._store.collect_staged(lambda key: key.startswith(WRITTEN)):

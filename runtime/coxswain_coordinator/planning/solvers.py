@@ -59,7 +59,8 @@ class Solvers:
 
     def __init__(self, planner: Planner, processes: int = 0) -> None:
         """`processes`: at most so many; 0: as there are cores."""
-        self._planner, self._most = planner, processes or min(_MOST, len(os.sched_getaffinity(0)))
+        self._planner = planner
+        self.most = processes or min(_MOST, len(os.sched_getaffinity(0)))
         self._solvers: list[_Solver] = []
         self._closed, self._lock = False, threading.Lock()
 
@@ -100,7 +101,7 @@ class Solvers:
         with self._lock:
             self._check()
             idle = next((solver for solver in self._solvers if solver.step is None), None)
-            if idle is None and len(self._solvers) < self._most:
+            if idle is None and len(self._solvers) < self.most:
                 idle = _start(self._planner)
                 self._solvers.append(idle)
             return idle

@@ -49,16 +49,19 @@ RecordEvent = Callable[[EventReason, str], None]
 
 
 class Ladder:
-    """`request`: the node that the job wants to leave."""
+    """`request`: the node that the job wants to leave. `job`: with the layout that mode Auto has chosen."""
 
     def __init__(
         self, job: JobConfig, request_layout: RequestLayout, record_event: RecordEvent,
         beside: Beside = asyncio.to_thread, planner: Offers = offers, joins: Callable[[], bool] = lambda: False,
         judge: Judge = judged,
     ) -> None:  # fmt: skip
-        """`joins`: whether a trainer has registered that the next world takes in, whatever is planned for this one."""
-        self._job, self._request_layout, self._beside, self._planner = job, request_layout, beside, planner
-        self._judge = judge
+        """`beside` runs what takes CPU seconds: `planner`, which offers layouts, and `judge`.
+
+        `joins`: whether a trainer has registered that the next world takes in, whatever is planned for this one.
+        """
+        self.job, self._request_layout, self.beside, self.planner = job, request_layout, beside, planner
+        self.judge = judge
         self._record_event, self._guarded, self._joins = record_event, Guard(), joins
         self.request: NodeRequest | None = None
         self._home: Home | None = None
@@ -68,7 +71,7 @@ class Ladder:
         self._options: Options | None = None
         self._rungs = RungHistory()
         self._recent: list[float] = []
-        self._drag = Drag()
+        self.drag = Drag()
         self._lengths = deque[tuple[int, ...]](maxlen=JUDGED)
         self._leaving = False
         self._task: asyncio.Task[None] | None = None
@@ -78,7 +81,7 @@ class Ladder:
 
     @property
     def climbs(self) -> bool:
-        return self._job.stragglers.changes_layouts
+        return self.job.stragglers.changes_layouts
 
     @property
     def speeds(self) -> dict[Device, float]:
@@ -95,7 +98,7 @@ class Ladder:
         """A new world. Devices of pods that stay keep their speeds; what was planned for the world before is dropped."""
         if not self.climbs:
             return
-        before, lost = self._home, lost_devices(self._job, self._home, record)
+        before, lost = self._home, lost_devices(self.job, self._home, record)
         if before:
             self._judge_layout(before.record, record)
         self._rewind(record.first_step)
@@ -104,7 +107,7 @@ class Ladder:
         self.aside.settle(self.speeds, record)
         self._rungs.enter(before.record if before else None, home, self.aside.unknown)
         self._recent, self._options, self._leaving = [], None, False
-        self._drag.enter()
+        self.drag.enter()
         self._settle_request()
         # While the world forms. A new coordinator has no step yet to judge layouts by.
         if before and not self._rungs.least_gain and not self._joins():
@@ -115,7 +118,7 @@ class Ladder:
         world lost is lost since its first step."""
         kept = kept_devices(before, record)
         self._powers = {device: power for device, power in self._powers.items() if device in kept}
-        self.aside.enter(self._job, record.layout, kept if before else None)
+        self.aside.enter(self.job, record.layout, kept if before else None)
         began = seated_devices(before, record) | (lost - before.lost if before else lost)
         self._since |= dict.fromkeys(began, record.first_step)
 
@@ -153,7 +156,7 @@ class Ladder:
         if closed.lengths:
             self._lengths.append(closed.lengths)
         self._learn(self._home, stragglers)
-        self._drag.stepped(closed.beside, slowest(self._home.record.layout, self.speeds))
+        self.drag.stepped(closed.beside, slowest(self._home.record.layout, self.speeds))
         self._compare()
         self._decide(self._home)
 
@@ -209,8 +212,8 @@ class Ladder:
 
     def _view(self, home: Home) -> View:
         return View(
-            action=self._job.stragglers.action, step=self._step + 1, layout=home.record.layout,
-            seconds=median(self._recent[-_RECENT:]), beside=self._drag.beside, drag=self._drag.value,
+            action=self.job.stragglers.action, step=self._step + 1, layout=home.record.layout,
+            seconds=median(self._recent[-_RECENT:]), beside=self.drag.beside, drag=self.drag.value,
             speeds=self.speeds, planned=self._rungs.planned, least_gain=self._rungs.least_gain, since=self._since,
             nodes=home.nodes, options=self._options, changes=tuple(self._rungs.changes),
             replace=REPLACE_SECONDS if self.request is None else None,
@@ -222,14 +225,14 @@ class Ladder:
 
     def plan_for(self, job: JobConfig) -> None:
         """The job with the layout that mode Auto has chosen."""
-        self._job = job
+        self.job = job
 
     async def _take_options(self, home: Home, speeds: Speeds) -> None:
         try:
             asked = home.vocabulary, home.record.layout, speeds, self._rungs.least_gain
-            found = await self._beside(self._planner, self._job, *asked)
+            found = await self.beside(self.planner, self.job, *asked)
             if self._lengths:
-                found = await self._beside(self._judge, self._job, home.vocabulary, found, tuple(self._lengths))
+                found = await self.beside(self.judge, self.job, home.vocabulary, found, tuple(self._lengths))
         except Exception as error:  # training goes on as it is
             self._warn(f"{type(error).__name__}: {error}")
             found = Options(home.record.layout, speeds, 1.0, 1.0)

@@ -77,7 +77,7 @@ class StragglerWatch:
         self._pods = Numbers()
         self._ranks: Ranks | None = None
         self._found: dict[tuple[int, int], Straggler] = {}  # by pod and device
-        self._times: dict[int, float] = {}  # when late steps were closed
+        self.times: dict[int, float] = {}  # when late steps were closed
         self._asked = 0  # the step whose close asked for probes last
         self.speeds: tuple[float, ...] = ()
         self.probes: frozenset[int] = frozenset()
@@ -137,7 +137,7 @@ class StragglerWatch:
         ranks = self._ranks
         if ranks is None:
             return
-        self._times = {step: t for step, t in self._times.items() if step > plan.step - 64} | {plan.step: self._clock()}
+        self.times = {step: t for step, t in self.times.items() if step > plan.step - 64} | {plan.step: self._clock()}
         step = step_of(plan, reports, ranks.world.seats, ranks.shares)
         report = ranks.detector.observe(step)
         self._ask(report, bool(step.probes))
@@ -194,7 +194,7 @@ class StragglerWatch:
         return Straggler(
             trainer=ranks.world.trainers[trainer], device=seat.device.device, node=ranks.nodes[trainer],
             slowdown=finding.slowdown, since_step=finding.since,
-            since=self._times.get(finding.since, min(self._times.values())), cause=finding.cause,
+            since=self.times.get(finding.since, min(self.times.values())), cause=finding.cause,
             replica=seat.replica, speed=self._speed(seat.replica),
         )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from coxswain.config import JobConfig
 from coxswain.ladder.options import settled, surviving
@@ -18,11 +18,20 @@ def has_lost(before: Layout, size: int, there: Collection[int]) -> bool:
     return any(device.trainer < size and device.trainer not in there for device in devices_of(before))
 
 
-def after_loss(job: JobConfig, vocabulary: int, before: Layout, own: Layout, speeds: Speeds) -> tuple[Layout, ...]:
+def seconds_of(costs: Costs, layout: Layout) -> float:
+    """Of a step in this layout, by the cost model; infinite where a device lacks the memory."""
+    draft = settled(costs, layout)
+    return draft.seconds if draft else float("inf")
+
+
+def after_loss(
+    job: JobConfig, vocabulary: int, before: Layout, own: Layout, speeds: Speeds,
+    seconds: Callable[[Costs, Layout], float] = seconds_of,
+) -> tuple[Layout, ...]:  # fmt: skip
     """Layouts of exactly the devices of `own`, the job's own layout for them; what the cost model predicts to be faster first.
 
     What moves nothing comes first where the other one gains less than that model's error. `before`: of the lost world.
-    `speeds`: of slow devices that are there.
+    `speeds`: of slow devices that are there. `seconds`: of a step in a layout.
     """
     kept = surviving(before, devices_of(own))
     if kept is None or kept == own or capacity_fault(job, kept):
@@ -30,13 +39,7 @@ def after_loss(job: JobConfig, vocabulary: int, before: Layout, own: Layout, spe
     if capacity_fault(job, own):
         return (kept,)
     costs = costs_now(job, vocabulary, max(kept, own, key=lambda layout: len(layout.replicas)), speeds)
-    stay, change = _seconds(costs, kept), _seconds(costs, own)
+    stay, change = seconds(costs, kept), seconds(costs, own)
     if stay == float("inf"):
         return (own,)
     return (own, kept) if change < stay * (1 - LEAST_GAIN) else (kept, own)
-
-
-def _seconds(costs: Costs, layout: Layout) -> float:
-    """Of a step; infinite where a device lacks the memory."""
-    draft = settled(costs, layout)
-    return draft.seconds if draft else float("inf")

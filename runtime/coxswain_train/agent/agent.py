@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET
@@ -52,7 +52,7 @@ LEAVE_SECONDS = 60.0  # more for one to leave a world that did not hang: nothing
 
 
 class Agent:
-    """Follows the world of one trainer until the job ends."""
+    """Follows the world of one trainer until the job ends. `forks` makes what starts workers, of its command."""
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Agent:
         client: AsyncClient,
         metrics: MetricsRegistry,
         fork_server: Sequence[str] = FORK_SERVER,
+        forks: Callable[[Sequence[str], Mapping[str, str]], ForkServer] = ForkServer,
         give_up: float = _GIVE_UP,
         join_timeout: float = JOIN_TIMEOUT,
         oom_kills: Callable[[], int] = cgroup.oom_kills,
@@ -73,7 +74,7 @@ class Agent:
         self._news = asyncio.Event()  # a worker has left its world
         self._devices = trainer_devices(env.job, os.environ)
         inherited = {**os.environ, **interface_environment(os.environ)}
-        self._fork_server = ForkServer(fork_server, fork_server_environment(inherited, self._devices))
+        self._fork_server = forks(fork_server, fork_server_environment(inherited, self._devices))
         self._workers: dict[WorkerHandle, asyncio.Task[None]] = {}
         self._standby = StandbyProber(env, client, self._fork_probe, probe_every)
         self._oom_kills, self._known_kills = oom_kills, oom_kills()

@@ -52,7 +52,7 @@ class StageState:
 
 
 def schedule(
-    layout: Layout, tasks: Sequence[Task], loss: float = 0.0, in_flight: int = 0
+    layout: Layout, tasks: Sequence[Task], loss: float = 0.0, in_flight: int = 0, tries: int = TRIES
 ) -> tuple[StageOperations, ...]:
     """Orders the operations of all stages. `loss`: what the last stage does besides its layers, in layers.
 
@@ -61,7 +61,7 @@ def schedule(
     empty; with one task in flight a replica, no circle is possible.
     """
     drained, rings = set[int](), {t.index for t in tasks if len(t.replicas) > 1}
-    for left in reversed(range(TRIES)):
+    for left in reversed(range(tries)):
         simulation = Simulation(layout, tasks, loss, in_flight if left else 1, drained)
         if simulation.run():
             break

@@ -45,12 +45,17 @@ class Batch(NamedTuple):
     bound: float
 
 
-def flexsp(problem: Problem, budget: Budget = BUDGET) -> list[Draft]:
+def flexsp(problem: Problem, budget: Budget = BUDGET, columns: int = COLUMNS) -> list[Draft]:
+    """`columns`: of the largest program that is solved."""
     rules = _rules(problem)
     lengths: list[int] = problem.lengths.tolist()
     if not lengths:
         return []
-    return [draft for wave, groups in enumerate(plan(rules, lengths, budget)) for draft in _drafts(groups, wave)]
+    return [
+        draft
+        for wave, groups in enumerate(plan(rules, lengths, budget, columns=columns))
+        for draft in _drafts(groups, wave)
+    ]
 
 
 def _rules(problem: Problem) -> Rules:
@@ -58,8 +63,10 @@ def _rules(problem: Problem) -> Rules:
     return Rules(problem.replicas, problem.capacity, degrees, partial(seconds_at, problem), problem.cost.task)
 
 
-def plan(rules: Rules, lengths: list[int], budget: Budget, programs: int = PROGRAMS) -> list[list[Group]]:
-    """Returns the micro-batches, of all numbers of them the fastest; solves at most so many programs.
+def plan(
+    rules: Rules, lengths: list[int], budget: Budget, programs: int = PROGRAMS, columns: int = COLUMNS
+) -> list[list[Group]]:
+    """Returns the micro-batches, of all numbers of them the fastest; solves at most so many programs of so many columns.
 
     Numbers of micro-batches are solved in the order of their homogeneous plans; those that cannot be faster are not.
     """
@@ -70,7 +77,7 @@ def plan(rules: Rules, lengths: list[int], budget: Budget, programs: int = PROGR
             continue
         loose = [b for b in batches if b.seconds > CLOSE * b.bound][:programs]
         programs -= len(loose)
-        found = [_solved(rules, lengths, b, budget) if b in loose else b.start for b in batches]
+        found = [_solved(rules, lengths, b, budget, columns) if b in loose else b.start for b in batches]
         if (took := sum(longest(rules, groups, lengths) for groups in found)) < seconds:
             best, seconds = found, took
     return best
@@ -119,11 +126,11 @@ def _homogeneous(rules: Rules, lengths: list[int], part: list[int], degree: int)
     return [group for group in groups if group[1]]
 
 
-def _solved(rules: Rules, lengths: list[int], batch: Batch, budget: Budget) -> list[Group]:
+def _solved(rules: Rules, lengths: list[int], batch: Batch, budget: Budget, columns: int) -> list[Group]:
     """Solves the program of a micro-batch; its start where that is good, or the program too large or no better."""
     buckets = [[batch.part[k] for k in b] for b in bucket([lengths[i] for i in batch.part], BUCKETS)]
     slots = [d for d in rules.degrees for _ in range(rules.replicas // d)]
-    if len(slots) * (len(buckets) + 1) > COLUMNS:
+    if len(slots) * (len(buckets) + 1) > columns:
         return batch.start
     program, counts = _program(rules, [(max(lengths[i] for i in b), len(b)) for b in buckets], slots)
     point = solve(program, _point(rules, lengths, buckets, slots, batch.start), budget)

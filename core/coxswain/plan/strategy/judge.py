@@ -73,10 +73,10 @@ def _placed(machine: Machine, layout: Layout, trial: Trial, lengths: Ints, balan
     )
     drafts = planner(balance)(problem)
     kinds = trial.each(range(len(trial.counts)))
-    return max(_kind_ends(problem, drafts, [k == own for k in kinds], cost) for own, cost in enumerate(trial.costs))
+    return max(kind_ends(problem, drafts, [k == own for k in kinds], cost) for own, cost in enumerate(trial.costs))
 
 
-def _kind_ends(problem: Problem, drafts: list[Draft], mine: list[bool], cost: KindCost) -> float:
+def kind_ends(problem: Problem, drafts: list[Draft], mine: list[bool], cost: KindCost) -> float:
     """When the last replica of a kind ends the step: its tasks, its longest one again for every further stage, the update."""
     own = [draft for draft in drafts if mine[draft.members[0]]]
     timeline = simulate(replace(problem, cost=cost.tasks, speeds=np.ones(problem.replicas)), own)

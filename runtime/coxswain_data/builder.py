@@ -57,14 +57,15 @@ class Builder:
         step_cache: StepCache,
         metrics: MetricsRegistry,
         fetched: Fetched,
+        poll: float = _POLL,
     ) -> None:
-        """`fetched`: what earlier generations have, and this one gets."""
+        """`fetched`: what earlier generations have, and this one gets. `poll`: seconds of one wait for a plan."""
         self._fetcher, self._step_cache, self._fetched = fetcher, step_cache, fetched
-        self._metrics, self._generation = metrics, world.generation
+        self._metrics, self._generation, self._poll = metrics, world.generation, poll
         seats = [s for s in world.seats if world.trainers[s.device.trainer] == trainer]
         self._parts = {s.rank: Part(s.replica, columns_of(world.layout, s)) for s in seats}
         self._columns = columns_by_replica(self._parts.values())
-        self._feed = PlanFeed(coordinator, world.generation, world.first_step, trainer=trainer)
+        self.feed = PlanFeed(coordinator, world.generation, world.first_step, trainer=trainer)
         self._outbox = Outbox(coordinator, Heartbeat(world.generation))
         step_cache.open(world.generation, world.first_step, self._parts)
 
@@ -85,17 +86,17 @@ class Builder:
             self._step_cache.fail(self._generation, crashed("the constructor", error))
         finally:
             self._fetcher.close()
-            self._feed.close()
+            self.feed.close()
             self._outbox.close()
 
     def _plan(self, step: int) -> StepPlan | None:
         """The committed plan of a step; None when it is not there yet."""
         self._outbox.check()
-        plan = self._feed.get(step, _POLL)
+        plan = self.feed.get(step, self._poll)
         if plan is not None and plan.step > step:  # closed before this constructor was started
             self._step_cache.skip_to(self._generation, plan.step)
             return None
-        self._feed.forget_before(step - _BEHIND)
+        self.feed.forget_before(step - _BEHIND)
         return plan
 
     def _build(self, plan: StepPlan) -> None:

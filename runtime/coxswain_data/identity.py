@@ -41,9 +41,9 @@ class FileIdentities:
     digest counts for a path with an ETag, so no two objects contradict each other, and none is overwritten by another process.
     """
 
-    def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic, of_an_object: int = OF_AN_OBJECT) -> None:
         self.index: Store | None = None
-        self._uri, self._clock = uri, clock
+        self._uri, self._clock, self._of_an_object = uri, clock, of_an_object
         self._folder = f"index/files/{hashlib.sha256(uri.encode()).hexdigest()}"
         self._own_key = self._new_key()
         self._known = RowTable(_DIGEST)  # by path and ETag
@@ -65,7 +65,7 @@ class FileIdentities:
         digest = _digest(file)
         self._made[file.path], self._unsaved = Known(file.etag, digest.hex()), True
         self._known.add(key, digest)
-        if self._clock() >= self._save_at or len(self._made) >= OF_AN_OBJECT:
+        if self._clock() >= self._save_at or len(self._made) >= self._of_an_object:
             self.save()
         return digest
 
@@ -76,7 +76,7 @@ class FileIdentities:
         self.index.put(self._own_key, msgspec.json.encode(dict(self._made)))
         self._unsaved, self._save_at = False, self._clock() + _SECONDS
         log.info("%d files of %s are digested", len(self._known), self._uri)
-        if len(self._made) >= OF_AN_OBJECT:
+        if len(self._made) >= self._of_an_object:
             self._made, self._own_key = {}, self._new_key()
 
     def _new_key(self) -> str:

@@ -31,7 +31,7 @@ class StepCache:
     def __init__(self, ahead: int, ready: Callable[[int], None] = lambda steps: None) -> None:
         self._ahead, self._ready = max(1, ahead), ready
         self._change = threading.Condition()
-        self._asked = Counter[tuple[int, int]]()  # requests that wait, by (generation, step)
+        self.asked = Counter[tuple[int, int]]()  # requests that wait, by (generation, step)
         self.close()
 
     def open(self, generation: int, first_step: int, parts: Mapping[int, Part]) -> None:
@@ -97,13 +97,13 @@ class StepCache:
         See HandoverServer.
         """
         with self._change:
-            self._asked[generation, step] += 1
+            self.asked[generation, step] += 1
             self._change.notify_all()
             try:
                 built = self._change.wait_for(lambda: self._is_built(generation, step), wait)
                 return self._hand_over(step, rank) if built else None
             finally:
-                self._asked -= Counter({(generation, step): 1})
+                self.asked -= Counter({(generation, step): 1})
 
     def _is_built(self, generation: int, step: int) -> bool:
         """Newer generations wait: a worker may know of a world before its constructor does."""
@@ -130,14 +130,14 @@ class StepCache:
         """Drops steps that all ranks have and one rank has passed, and all steps before those."""
         done = [s for s in self._steps if s < self._front - 1 or (s < self._front and self._all_ranks_have(s))]
         for step in done:
-            if not self._asked[self._generation, step]:
+            if not self.asked[self._generation, step]:
                 del self._steps[step]
 
     def _all_ranks_have(self, step: int) -> bool:
         return self._steps[step].ranks >= set(self._parts)
 
     def _missing(self) -> int | None:
-        asked = sorted(s for g, s in self._asked if g == self._generation and s >= self._first)
+        asked = sorted(s for g, s in self.asked if g == self._generation and s >= self._first)
         window = range(self._front + 1, self._front + 1 + self._ahead)
         return next((s for s in (*asked, *window) if s not in self._steps), None)
 

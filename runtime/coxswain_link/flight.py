@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 256 << 10  # of a record batch: 1 MiB
 _LAST_REQUESTS = 1.0  # seconds
-_SCHEMA = pa.schema([("item", pa.int32()), ("digest", pa.string()), ("tokens", pa.list_(pa.int32()))])
+SCHEMA = pa.schema([("item", pa.int32()), ("digest", pa.string()), ("tokens", pa.list_(pa.int32()))])
+"""Of every record batch: a `SlicePart` a row."""
 
 
 class SliceRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -81,8 +82,8 @@ class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             request = msgspec.json.decode(ticket.ticket, type=Request)
         except UNDECODABLE as error:
-            raise _to_flight(Refused("BadRequest", f"not a request for slices: {error}")) from error
-        return flight.GeneratorStream(_SCHEMA, self._batches(request))
+            raise to_flight(Refused("BadRequest", f"not a request for slices: {error}")) from error
+        return flight.GeneratorStream(SCHEMA, self._batches(request))
 
     def serve(self) -> None:
         """Blocks until `close`. Arrow's own `serve` does no more but watch signals, through a pipe whose end, beside another
@@ -97,13 +98,13 @@ class SliceServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _batches(self, request: Request) -> Iterator[pa.RecordBatch]:
         try:
-            for rows in _batched(_rows(self._serve(request))):
-                yield _batch(rows)
+            for rows in into_batches(_rows(self._serve(request))):
+                yield record_batch(rows)
         except CoxswainError as error:
-            raise _to_flight(error) from error
+            raise to_flight(error) from error
         except Exception as error:  # Arrow would send its text alone, as of a loader that cannot be reached
             log.exception("unexpected error")
-            raise _to_flight(crashed("the loader", error)) from error
+            raise to_flight(crashed("the loader", error)) from error
 
 
 class SliceClient:
@@ -149,26 +150,27 @@ def _rows(parts: Iterator[SlicePart]) -> Iterator[SlicePart]:
             yield SlicePart(part.item, part.tokens[start : start + BATCH_TOKENS], part.digest if start == 0 else None)
 
 
-def _batched(rows: Iterable[SlicePart]) -> Iterator[list[SlicePart]]:
-    """Groups rows into batches."""
+def into_batches(rows: Iterable[SlicePart], least: int = BATCH_TOKENS) -> Iterator[list[SlicePart]]:
+    """Groups rows into batches: one ends with the row that gives it `least` tokens, the last one with the rows."""
     batch: list[SlicePart] = []
     size = 0
     for row in rows:
         batch.append(row)
         size += len(row.tokens)
-        if size >= BATCH_TOKENS:
+        if size >= least:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
 
 
-def _batch(rows: list[SlicePart]) -> pa.RecordBatch:
+def record_batch(rows: list[SlicePart]) -> pa.RecordBatch:
+    """What is sent of these rows, by `SCHEMA`."""
     offsets = np.cumsum([0, *(len(r.tokens) for r in rows)], dtype=np.int32)
     tokens = pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate([r.tokens for r in rows])))
     return pa.record_batch(
         [pa.array([r.item for r in rows], pa.int32()), pa.array([r.digest for r in rows], pa.string()), tokens],
-        schema=_SCHEMA,
+        schema=SCHEMA,
     )
 
 
@@ -179,7 +181,7 @@ def _parts(batch: pa.RecordBatch) -> Iterator[SlicePart]:
         yield SlicePart(item, values[offsets[row] : offsets[row + 1]], digest)
 
 
-def _to_flight(error: CoxswainError) -> flight.FlightError:
+def to_flight(error: CoxswainError) -> flight.FlightError:
     """The error's kind travels as the reason of a Fault in `extra_info`, as much of it as gRPC's headers hold."""
     fault = fitting(Fault(error.reason, str(error), retryable=not isinstance(error, Refused)))
     return flight.FlightServerError(error.reason, msgspec.json.encode(fault))

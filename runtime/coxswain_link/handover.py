@@ -27,7 +27,9 @@ _ACCEPT_AGAIN = 0.1  # seconds after an error, such as too many open files
 MAX_WAIT = 1.0  # seconds that one request may stay open; then the client looks whether its world is over
 
 
-class _Request(msgspec.Struct, frozen=True):
+class HandoverRequest(msgspec.Struct, frozen=True):
+    """Of a worker, for its arrays of a step."""
+
     token: str
     generation: int
     step: int
@@ -35,7 +37,9 @@ class _Request(msgspec.Struct, frozen=True):
     wait: float  # seconds
 
 
-class _Reply(msgspec.Struct, frozen=True):
+class HandoverReply(msgspec.Struct, frozen=True):
+    """`ready` comes with the descriptor of the arrays' memory. `reason` is that of a refusal."""
+
     status: Literal["ready", "later", "stale", "refused", "failed"]
     reason: str = ""
     message: str = ""
@@ -102,9 +106,9 @@ class HandoverServer:
         socket.send_fds(peer, [data], [buffer.fd])
         self._observe(time.monotonic() - began)
 
-    def _decide(self, message: bytes) -> tuple[_Reply, Buffer | None]:
+    def _decide(self, message: bytes) -> tuple[HandoverReply, Buffer | None]:
         try:
-            request = msgspec.json.decode(message, type=_Request)
+            request = msgspec.json.decode(message, type=HandoverRequest)
             self._admit(request)
             wait = min(request.wait, MAX_WAIT)
             buffer = self._provide(request.generation, request.step, request.rank, wait)
@@ -113,21 +117,21 @@ class HandoverServer:
         except Exception as error:  # else its worker would ask a thread that has ended, again and again
             log.exception("a step cannot be handed over")
             return _refusal(crashed("the constructor", error)), None
-        return _Reply("later" if buffer is None else "ready"), buffer
+        return HandoverReply("later" if buffer is None else "ready"), buffer
 
-    def _admit(self, request: _Request) -> None:
+    def _admit(self, request: HandoverRequest) -> None:
         if not hmac.compare_digest(request.token.encode(), self._token.encode()):
             raise Refused(
                 "TokenRejected", "the constructor refused the job's token; restart the pod to mount the current Secret"
             )
 
 
-def _refusal(error: Exception) -> _Reply:
+def _refusal(error: Exception) -> HandoverReply:
     if isinstance(error, Stale):
-        return _Reply("stale", message=str(error)[:_MOST_SAID])
+        return HandoverReply("stale", message=str(error)[:_MOST_SAID])
     if isinstance(error, Refused):
-        return _Reply("refused", error.reason, error.message[:_MOST_SAID])
-    return _Reply("failed", message=str(error)[:_MOST_SAID])
+        return HandoverReply("refused", error.reason, error.message[:_MOST_SAID])
+    return HandoverReply("failed", message=str(error)[:_MOST_SAID])
 
 
 class _Broken(Exception):
@@ -179,14 +183,14 @@ class Handover:
             if self._is_over():
                 raise Stale(f"generation {generation} is over, and step {step} has no data yet")
             wait = min(max(0.0, end - time.monotonic()), MAX_WAIT)
-            reply, fds = self._ask(_Request(self._token, generation, step, rank, wait))
+            reply, fds = self._ask(HandoverRequest(self._token, generation, step, rank, wait))
             if reply.status == "ready":
                 return _checked(fds, generation, step)
             _raise(reply)
             if time.monotonic() >= end:
                 raise _Broken("the constructor has not built the step yet; its log says what it waits for")
 
-    def _ask(self, request: _Request) -> tuple[_Reply, list[int]]:
+    def _ask(self, request: HandoverRequest) -> tuple[HandoverReply, list[int]]:
         try:
             peer = self._connected()
             peer.settimeout(request.wait + self._grace)
@@ -200,7 +204,7 @@ class Handover:
             raise _Broken("the constructor ended")
         if flags & socket.MSG_CTRUNC:
             raise _Broken(f"the step's data cannot be taken: {no_more_files('this worker')}")
-        return msgspec.json.decode(data, type=_Reply), list(fds)
+        return msgspec.json.decode(data, type=HandoverReply), list(fds)
 
     def _connected(self) -> socket.socket:
         if self._peer is None:
@@ -226,7 +230,7 @@ def _checked(fds: Sequence[int], generation: int, step: int) -> StepArrays:
     return arrays
 
 
-def _raise(reply: _Reply) -> None:
+def _raise(reply: HandoverReply) -> None:
     if reply.status == "stale":
         raise Stale(reply.message)
     if reply.status == "refused":

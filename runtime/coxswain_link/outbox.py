@@ -112,11 +112,12 @@ class Outbox:
     """Sends from its own thread. `beat`: the heartbeat to send when there is no message."""
 
     def __init__(
-        self, client: Client, beat: Heartbeat, patience: float = _PATIENCE, pause: float = HEARTBEAT_SECONDS
-    ) -> None:
+        self, client: Client, beat: Heartbeat, patience: float = _PATIENCE, pause: float = HEARTBEAT_SECONDS,
+        messages: MessageLog | None = None,
+    ) -> None:  # fmt: skip
         self._client, self._beat, self._patience = client, beat, patience
         self._change = threading.Condition()
-        self._log, self._pause, self._flushing = MessageLog(), pause, False
+        self._log, self._pause, self._flushing = messages or MessageLog(), pause, False
         self._flush_pause = _FLUSH_SECONDS
         self._fault: CoxswainError | None = None
         self._closed = False

@@ -22,7 +22,7 @@ def publish(staged: Path, path: Path, new: bool) -> bool:
     if not new:
         staged.replace(path)
         return True
-    for claim in (os.link, _rename_to_new):
+    for claim in (os.link, rename_to_new):
         try:
             claim(staged, path)
         except FileExistsError:
@@ -39,7 +39,8 @@ def publish(staged: Path, path: Path, new: bool) -> bool:
     )
 
 
-def _rename_to_new(staged: Path, path: Path) -> None:
+def rename_to_new(staged: Path, path: Path) -> None:
+    """Raises FileExistsError where something has the name, and OSError where the file system knows no such rename."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(staged), _AT_FDCWD, os.fsencode(path), _RENAME_NOREPLACE):
         code = ctypes.get_errno()

@@ -94,9 +94,9 @@ class Store:
     def get(self, key: str) -> bytes:
         return self._ask(key, lambda: self._one.whole(key))
 
-    def get_range(self, key: str, start: int, stop: int, etag: str = "") -> bytes:
-        """Bytes [start, stop). Raises ObjectChanged when `etag` is given and is not the object's."""
-        pieces = [(at, min(at + _PIECE, stop)) for at in range(start, stop, _PIECE)]
+    def get_range(self, key: str, start: int, stop: int, etag: str = "", piece_bytes: int = _PIECE) -> bytes:
+        """Bytes [start, stop), by a request for each piece. Raises ObjectChanged when `etag` is given and is not the object's."""
+        pieces = [(at, min(at + piece_bytes, stop)) for at in range(start, stop, piece_bytes)]
         parts = [self._ask(key, partial(self._one.piece, key, *piece, etag)) for piece in pieces]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 

@@ -53,7 +53,7 @@ class Communicator:
         with self.changed:
             if batch in self.queues[rank]:
                 self.waiting[rank] = batch
-                self._look()
+                self.look()
             while batch in self.queues[rank] and not self.hung:
                 assert self.changed.wait(60), "another rank has failed"
             if self.hung:
@@ -63,9 +63,10 @@ class Communicator:
         """Says that a rank sends and receives nothing more."""
         with self.changed:
             self.ended += 1
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Ends all waits where every rank waits or has left. Call it with `changed`."""
         if self.waiting and len(self.waiting) + self.ended == self.ranks:
             self.hung = True
             self.changed.notify_all()

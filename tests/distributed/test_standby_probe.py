@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from bench.cpu_shares import Shares
@@ -20,7 +21,7 @@ from coxswain.layout import Device, Layout
 from coxswain.wire import ProbesWanted
 from coxswain_link.http_client import AsyncClient
 from coxswain_link.metrics import build
-from coxswain_train.agent.agent import Agent
+from coxswain_train.agent.agent import FORK_SERVER, Agent
 from tests.fake_coordinator import FakeCoordinator
 from tests.unit.agent_fakes import TOKEN, environment, world
 
@@ -37,10 +38,9 @@ async def test_a_quota_makes_the_probes_of_a_device_on_standby_slow_until_it_is_
 ) -> None:
     with FakeCoordinator(TOKEN) as coordinator, Shares(1, SHARE, period=100_000) as shares:
         coordinator.answers["/v1/probes"] = lambda *_: ProbesWanted((0,))
-        async with running(coordinator, tmp_path, monkeypatch) as agent:
-            await asyncio.to_thread(coordinator.wait_until, agent._fork_server.known.is_set, 60)
-            assert agent._fork_server._process
-            shares.put([agent._fork_server._process.pid])
+        async with running(coordinator, tmp_path, monkeypatch):
+            await asyncio.to_thread(coordinator.wait_until, lambda: is_ready(coordinator), 60)
+            shares.put([int((tmp_path / "fork-server").read_text())])
             found = world(1, ("trainer-0",))
             coordinator.publish(replace(found, layout=Layout((), standby=(Device(0, 0),)), seats=()))
             slow = await probed(coordinator, 2)
@@ -49,9 +49,14 @@ async def test_a_quota_makes_the_probes_of_a_device_on_standby_slow_until_it_is_
     assert min(slow) > 3 * max(well)
 
 
+def is_ready(coordinator: FakeCoordinator) -> bool:
+    """Whether the agent has said that its fork server has imported what workers need."""
+    return any(me.starting is UNSET for me in coordinator.received["/v1/register"])
+
+
 @asynccontextmanager
-async def running(coordinator: FakeCoordinator, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Agent]:
-    """The agent of a trainer on CPU, with the fork server of every job."""
+async def running(coordinator: FakeCoordinator, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """The agent of a trainer on CPU, with the fork server of every job, which notes its pid."""
     env = environment(coordinator.url)
     hardware = replace(env.job.parallelism, hardware="cpu")
     job = replace(env.job, parallelism=hardware, stragglers=StragglerConfig(action="Migrate"))
@@ -64,10 +69,11 @@ async def running(coordinator: FakeCoordinator, folder: Path, monkeypatch: pytes
     for name, value in set_.items():
         monkeypatch.setenv(name, value)
     client = AsyncClient(coordinator.url, TOKEN)
-    agent = Agent(dataclasses.replace(env, job=job), client, build("agent"), probe_every=0.1)
+    noting = ("sh", "-c", f'echo $$ > "{folder}/fork-server"; exec "$@"', "sh", *FORK_SERVER)
+    agent = Agent(dataclasses.replace(env, job=job), client, build("agent"), noting, probe_every=0.1)
     task = asyncio.create_task(agent.run())
     try:
-        yield agent
+        yield
     finally:
         task.cancel()
         await asyncio.wait([task])

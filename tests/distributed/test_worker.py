@@ -35,7 +35,7 @@ from coxswain_link.store import open_store
 from coxswain_train.engine.draws import seed_draws
 from coxswain_train.engine.engine import StepInput, StepResult
 from coxswain_train.live.state import Cut, LiveState
-from coxswain_train.parallel import process_groups
+from coxswain_train.parallel.process_groups import WorldAborter
 from coxswain_train.parallel.state import State
 from coxswain_train.worker import release, worker, worlds
 from coxswain_train.worker.assignments import Assignment, Leave
@@ -110,16 +110,17 @@ def job(folder: Path) -> JobConfig:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a worker with a coordinator and the arrays that the constructor hands over; returns its exit code."""
 
-    def start(coordinator: OneRankCoordinator, hand_over: Any = arrays, agent_goes: bool = False) -> int:
+    def start(
+        coordinator: OneRankCoordinator, hand_over: Any = arrays, agent_goes: bool = False, sockets: Any = dict
+    ) -> int:
         def provide(generation: int, step: int, rank: int, wait: float) -> Buffer:
             return pack(hand_over(step))
 
         pod = uuid4().hex
         agent, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         monkeypatch.setenv("COXSWAIN_ORDERS", str(mine.detach()))  # the worker closes it
-        monkeypatch.setattr(
-            process_groups, "_sockets", dict
-        )  # an abort would cut those of the coordinator in this process
+        # An abort would cut the sockets of the coordinator in this process.
+        monkeypatch.setattr(worker, "WorldAborter", lambda: WorldAborter(sockets))
         agent.send(msgspec.json.encode(Assignment(1, 0)))
         coordinator.agent = agent
         if agent_goes:
@@ -343,27 +344,27 @@ def test_a_worker_that_fails_in_mid_step_aborts_its_world_before_anything_waits_
     run: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """A collective that waits for this rank would keep its device, and its clean-up, waiting for ever. The fault is its own."""
-    said: list[str] = []
+    said, running = list[str](), list[bool]()
 
     class Failing:
         def __init__(self, *_: Any) -> None:
             self.outbox = SimpleNamespace(close=lambda: said.append("outbox"))
 
         def run(self) -> int:
+            running.append(True)
             raise error
 
         def close(self) -> None:
+            running.clear()
             said.append("close")
 
-    class Aborter(worker.WorldAborter):
-        def _abort(self) -> None:
-            said.append("abort")
-            super()._abort()
+    def sockets() -> dict[str, int]:
+        said.extend(["abort"] * len(running))  # before, those of no world are listed
+        return {}
 
     monkeypatch.setattr(worker, "Worker", Failing)
-    monkeypatch.setattr(worker, "WorldAborter", Aborter)
     monkeypatch.setattr(worlds, "leave_world", lambda: said.append("leave"))
     monkeypatch.setattr(worker.AssignmentChannel, "leave", lambda *_: said.append("a peer's"))
     with pytest.raises((Retryable, Refused), match=str(error)):
-        run(OneRankCoordinator(), agent_goes=True)
+        run(OneRankCoordinator(), agent_goes=True, sockets=sockets)
     assert said == ["abort", "close", *["leave"] * isinstance(error, RuntimeError), "outbox"]

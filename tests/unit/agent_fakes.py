@@ -81,12 +81,16 @@ def run():
 """
 
 
+def fork_server(folder: Path, module: str) -> tuple[str, ...]:
+    """The command of a fork server whose workers do the `work` of this module in the folder."""
+    head = f"import sys; sys.path.insert(0, {str(folder)!r})"
+    return sys.executable, "-c", f"{head}; from coxswain_train.agent import forkserver; forkserver.main({module!r})"
+
+
 class Started:
     """An agent in this process. Its workers write their environment into `folder` and run `program`."""
 
-    def __init__(
-        self, url: str, folder: Path, program: str, index: int = 0, oom_kills: int = 0, **limits: float
-    ) -> None:
+    def __init__(self, url: str, folder: Path, program: str, index: int = 0, oom_kills: int = 0, **limits: Any) -> None:
         self.client = AsyncClient(url, TOKEN)
         self.metrics, self.oom_kills = build("agent"), oom_kills
         module = folder / "scripted_worker.py"
@@ -94,12 +98,10 @@ class Started:
         module.write_text(
             WORKER.replace("FOLDER", repr(str(folder))) + body + "def work():\n    run()\n    os._exit(0)\n"
         )
-        head = f"import sys; sys.path.insert(0, {str(folder)!r})"
-        start = f"{head}; from coxswain_train.agent import forkserver; forkserver.main({module.stem!r})"
-        fork_server = (sys.executable, "-c", start)
         self.agent = Agent(
-            environment(url, index), self.client, self.metrics, fork_server, oom_kills=lambda: self.oom_kills, **limits
-        )
+            environment(url, index), self.client, self.metrics, fork_server(folder, module.stem),
+            oom_kills=lambda: self.oom_kills, **limits,
+        )  # fmt: skip
         self.running = asyncio.create_task(self.agent.run())
 
     async def __aenter__(self) -> Started:

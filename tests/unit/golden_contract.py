@@ -129,8 +129,10 @@ def binary() -> Object:
     return {
         "step": os.pread(buffer.fd, 1 << 16, 0).hex(),
         "index": {name: [arrays[name].dtype.str, arrays[name].tolist()] for name in arrays.files},
-        "flight": str(flight._SCHEMA),
-        "flight batch": [str(part) for part in flight._batch([flight.SlicePart(2, np.array([3, 5], np.int32), "d")])],
+        "flight": str(flight.SCHEMA),
+        "flight batch": [
+            str(part) for part in flight.record_batch([flight.SlicePart(2, np.array([3, 5], np.int32), "d")])
+        ],
     }
 
 
@@ -147,7 +149,7 @@ def unpacked(content: bytes) -> StepArrays:
 def errors() -> Object:
     """What a loader adds to an error of Flight, and the errors that a termination message names."""
     raised = (Stale("a"), Retryable("b"), Refused("Reason", "c"))
-    found = [flight._to_flight(error).extra_info.decode() for error in raised]
+    found = [flight.to_flight(error).extra_info.decode() for error in raised]
     return {
         "of a loader": found,
         "kinds": [kind.reason for kind in (Stale, Retryable, StoreUnavailable, NotFound, BucketNotFound)],

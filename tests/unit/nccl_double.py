@@ -107,7 +107,7 @@ class Nccl:
                 self.batches.changed.notify_all()
             elif not self.alone:
                 self.batches.waiting[rank] = Batch({}, {})
-                self.batches._look()
+                self.batches.look()
             while self.batches.waiting.get(rank) and not self.batches.hung:
                 assert self.batches.changed.wait(60)
             if self.batches.hung:

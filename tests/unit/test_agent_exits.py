@@ -1,6 +1,7 @@
 """The agent reports how workers end, and ends with the job's code."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ from coxswain.errors import Retryable
 from coxswain.wire import Fault
 from coxswain_train.agent.processes import ForkServer, ForkServerEnded, Unkillable, WorkerHandle
 from tests.fake_coordinator import FakeCoordinator
-from tests.unit.agent_fakes import FOREVER, TOKEN, Started, is_alive, wait_until, workers, world
+from tests.unit.agent_fakes import FOREVER, TOKEN, Started, fork_server, is_alive, wait_until, workers, world
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +47,43 @@ async def test_an_agent_whose_workers_cannot_be_imported_ends_with_the_way_to_th
             await asyncio.wait_for(started.running, 30)
 
 
+NOTES = """
+import json, os, pathlib, signal
+def work():
+    note = pathlib.Path(FOLDER, os.environ["N"] + ".json")
+    note.with_suffix(".new").write_text(json.dumps({"pid": os.getpid(), "ppid": os.getppid()}))
+    note.with_suffix(".new").rename(note)
+    signal.pause()
+"""
+
+
+class Forks:
+    """A fork server without an agent. Each of its workers notes its process under its name."""
+
+    def __init__(self, folder, head="", **limits):
+        (folder / "notes.py").write_text(head + NOTES.replace("FOLDER", repr(str(folder))))
+        self.folder, self.made = folder, []
+        self.server = ForkServer(fork_server(folder, "notes"), os.environ, **limits)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self.server.end()
+        for worker in self.made:
+            await worker.close()
+
+    async def fork(self, name):
+        self.made.append(await self.server.fork(0, {"N": name}))
+        return self.made[-1]
+
+    async def noted(self, name):
+        """The process of this worker, once it runs, and the one that has forked it."""
+        note = self.folder / f"{name}.json"
+        await asyncio.to_thread(wait_until, note.exists)
+        return json.loads(note.read_text())
+
+
 REFUSES = """import os
 calls, forks = [], {name}
 def refuse(*args):
@@ -58,21 +96,16 @@ def refuse(*args):
 
 
 @pytest.mark.parametrize("name", ["os.fork", "os.pidfd_open"])
-async def test_a_fork_that_the_system_refuses_fails_alone_and_ends_no_worker_that_runs(tmp_path, coordinator, name):
+async def test_a_fork_that_the_system_refuses_fails_alone_and_ends_no_worker_that_runs(tmp_path, name):
     """As where a pod has as many processes as it may. Before, the probe of a device on standby ended all workers so."""
-    started, module = Started(coordinator.url, tmp_path, FOREVER), tmp_path / "scripted_worker.py"
-    module.write_text(REFUSES.format(name=name) + module.read_text())
-    async with started:
-        coordinator.publish(world(1))
-        before = await workers(tmp_path, 1, 2)
+    async with Forks(tmp_path, REFUSES.format(name=name)) as forks:
+        before = [await forks.fork("a"), await forks.fork("b")]
         with pytest.raises(Retryable, match=r"no process can be forked: .*Resource temporarily unavailable"):
-            await asyncio.wait_for(started.agent._fork_probe(1), 20)
-        third = await started.agent._fork_server.fork(1, {})
-        assert third.is_running
-        assert all(is_alive(worker["pid"]) for worker in before)
-        await third.kill()
-        await third.close()
-    assert not coordinator.received["/v1/exits"]
+            await asyncio.wait_for(forks.fork("c"), 20)
+        third = await forks.fork("d")
+        noted = [await forks.noted(worker) for worker in "abd"]
+        assert all(is_alive(worker["pid"]) for worker in noted)
+        assert all(worker.is_running for worker in (*before, third))
 
 
 def pidfds():
@@ -80,50 +113,43 @@ def pidfds():
     return sum("pidfd" in str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
 
 
-async def test_a_caller_that_is_cancelled_as_the_answer_comes_leaves_no_handle_of_the_process(
-    tmp_path, coordinator, monkeypatch
-):
-    async with Started(coordinator.url, tmp_path, FOREVER) as started:
-        coordinator.publish(world(1))
-        await workers(tmp_path, 1, 2)
-        server, before = started.agent._fork_server, pidfds()
-        plain = server._request
-
-        def answered(*request):
-            forked = plain(*request)
-            forked.add_done_callback(lambda _: caller.cancel())  # before the caller goes on
-            return forked
-
-        monkeypatch.setattr(server, "_request", answered)
-        caller = asyncio.create_task(server.fork(1, {}))
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-        assert pidfds() == before
+async def test_a_caller_that_is_cancelled_as_the_answer_comes_leaves_no_handle_of_the_process(tmp_path):
+    """Behind each number of turns of the event loop once the answer is there."""
+    async with Forks(tmp_path) as forks:
+        await forks.fork("first")
+        before, cancelled = pidfds(), []
+        for turns in range(8):
+            caller, other = (asyncio.create_task(forks.fork(f"{name}-{turns}")) for name in ("cancelled", "other"))
+            await asyncio.sleep(0)  # both have asked
+            wait_until((tmp_path / f"other-{turns}.json").exists)  # so the first answer has come
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            caller.cancel()
+            await other
+            await asyncio.wait({caller})
+            cancelled.append(caller.cancelled())
+            assert pidfds() == before + len(forks.made) - 1
+        assert cancelled == sorted(cancelled, reverse=True) and set(cancelled) == {True, False}
 
 
 async def test_a_caller_that_is_cancelled_before_the_answer_leaves_no_handle_of_the_process_and_takes_no_others(
-    tmp_path, coordinator
+    tmp_path,
 ):
-    async with Started(coordinator.url, tmp_path, FOREVER) as started:
-        coordinator.publish(world(1))
-        await workers(tmp_path, 1, 2)
-        server, before = started.agent._fork_server, pidfds()
-        os.kill(server._process.pid, signal.SIGSTOP)
-        caller, next_one = (asyncio.create_task(server.fork(device, {"N": str(device)})) for device in (3, 4))
-        await asyncio.to_thread(wait_until, lambda: len(server._requests) == 2)
+    async with Forks(tmp_path) as forks:
+        await forks.fork("first")
+        server, before = (await forks.noted("first"))["ppid"], pidfds()
+        os.kill(server, signal.SIGSTOP)
+        caller, next_one = (asyncio.create_task(forks.fork(name)) for name in ("cancelled", "next"))
+        await asyncio.sleep(0)  # both have asked
         caller.cancel()
-        os.kill(server._process.pid, signal.SIGCONT)
+        os.kill(server, signal.SIGCONT)
         worker = await asyncio.wait_for(next_one, 20)
         assert caller.cancelled() and pidfds() == before + 1
-        worker.assign(9, world(1).seats[0])
-        [said] = await workers(tmp_path, 9, 1)
-        assert said["N"] == "4"
-        os.kill(said["pid"], 9)
+        await forks.noted("cancelled")  # it was asked for
+        os.kill((await forks.noted("next"))["pid"], 9)
         assert (
             await asyncio.wait_for(asyncio.shield(worker.ended), 20) == -9
         )  # the end of this process, not of the other
-        await worker.close()
-        assert pidfds() == before
 
 
 async def test_a_request_to_a_fork_server_that_has_just_ended_fails_at_once(tmp_path):
@@ -175,16 +201,14 @@ async def test_a_process_that_sigkill_does_not_end_is_named_by_its_device_and_no
             await worker.close()
 
 
-async def test_a_fork_server_that_hangs_is_ended_and_its_agent_leaves(tmp_path, coordinator):
-    async with Started(coordinator.url, tmp_path, FOREVER) as started:
-        coordinator.publish(world(1))
-        before = await workers(tmp_path, 1, 2)
-        server = started.agent._fork_server
-        server._patience = 0.05
-        os.kill(server._process.pid, signal.SIGSTOP)
+async def test_a_fork_server_that_hangs_is_ended_and_its_agent_leaves(tmp_path):
+    async with Forks(tmp_path, patience=0.05) as forks:
+        await forks.fork("before")
+        before = await forks.noted("before")
+        os.kill(before["ppid"], signal.SIGSTOP)
         with pytest.raises(ForkServerEnded, match="was killed by signal 9"):
-            await asyncio.wait_for(server.fork(0, {}), 20)
-        await asyncio.to_thread(wait_until, lambda: not any(is_alive(worker["pid"]) for worker in before))
+            await asyncio.wait_for(forks.fork("next"), 20)
+        await asyncio.to_thread(wait_until, lambda: not is_alive(before["pid"]))
 
 
 async def test_a_fork_server_that_still_imports_what_workers_need_is_waited_for():
@@ -192,40 +216,49 @@ async def test_a_fork_server_that_still_imports_what_workers_need_is_waited_for(
     server = ForkServer((sys.executable, "-c", "import signal; signal.pause()"), os.environ, patience=0.05)
     forking = asyncio.create_task(server.fork(0, {}))
     done, _ = await asyncio.wait({forking}, timeout=0.5)
-    assert not done and server._process.returncode is None
+    assert not done, "a fork server that is killed would fail the request"
     await server.end()
     with pytest.raises(ForkServerEnded):
         await asyncio.wait_for(forking, 20)
 
 
-async def test_an_agent_with_a_worker_that_cannot_be_killed_ends_with_all_its_processes(tmp_path, coordinator):
+@pytest.fixture
+def impatient(monkeypatch):
+    """Workers have a twentieth of a second to end."""
+    plain = ForkServer.fork
+
+    async def fork(*request):
+        worker = await plain(*request)
+        worker.patience = 0.05
+        return worker
+
+    monkeypatch.setattr(ForkServer, "fork", fork)
+
+
+async def test_an_agent_with_a_worker_that_cannot_be_killed_ends_with_all_its_processes(
+    tmp_path, coordinator, impatient
+):
     """Else nothing would hear of it: it would wait, answer each probe and register no more."""
     async with Started(coordinator.url, tmp_path, FOREVER) as started:
         coordinator.publish(world(1))
         before = await workers(tmp_path, 1, 2)
-        server = started.agent._fork_server
-        for worker in started.agent._workers:
-            worker.patience = 0.05
-        os.kill(server._process.pid, signal.SIGSTOP)  # no end of a worker is reported
+        os.kill(before[0]["ppid"], signal.SIGSTOP)  # no end of a worker is reported
         coordinator.publish(world(2, ("trainer-1", "trainer-2")))
         with pytest.raises(Unkillable, match=r"on device [01] has not ended"):
             await asyncio.wait_for(asyncio.shield(started.running), 30)
-        assert server._process.returncode == -9
-        assert not any(is_alive(worker["pid"]) for worker in before)
+        assert not any(is_alive(pid) for worker in before for pid in (worker["pid"], worker["ppid"]))
 
 
-async def test_an_agent_that_is_ended_beside_a_worker_that_cannot_be_killed_leaves_no_process(tmp_path, coordinator):
+async def test_an_agent_that_is_ended_beside_a_worker_that_cannot_be_killed_leaves_no_process(
+    tmp_path, coordinator, impatient
+):
     async with Started(coordinator.url, tmp_path, FOREVER) as started:
         coordinator.publish(world(1))
         before = await workers(tmp_path, 1, 2)
-        server = started.agent._fork_server
-        for worker in started.agent._workers:
-            worker.patience = 0.05
-        os.kill(server._process.pid, signal.SIGSTOP)
+        os.kill(before[0]["ppid"], signal.SIGSTOP)
         started.running.cancel()
         await asyncio.wait_for(asyncio.wait({started.running}), 30)
-        assert server._process.returncode == -9
-        assert not any(is_alive(worker["pid"]) for worker in before)
+        assert not any(is_alive(pid) for worker in before for pid in (worker["pid"], worker["ppid"]))
 
 
 async def test_what_is_open_of_a_worker_is_closed_although_what_closes_it_is_cancelled():
@@ -263,17 +296,23 @@ async def test_a_fork_server_whose_start_is_cancelled_or_fails_leaves_no_socket(
     assert starting.cancelled() and sockets() == before
 
 
-async def test_a_worker_has_ended_once_its_fork_server_is_ended_and_a_second_end_changes_nothing(tmp_path, coordinator):
-    async with Started(coordinator.url, tmp_path, FOREVER) as started:
-        coordinator.publish(world(1))
-        await workers(tmp_path, 1, 2)
-        server = started.agent._fork_server
-        worker = await server.fork(1, {})
-        asyncio.get_running_loop().remove_reader(server._channel)  # as where the end of the process is known first
-        for _ in range(2):
-            await server.end()
-            assert worker.ended.result() == -9
-        await worker.close()
+STAYS = """import subprocess
+stays = subprocess.Popen(["sleep", "60"], stdin=0)
+open({note!r}, "w").write(str(stays.pid))
+"""
+
+
+async def test_a_worker_has_ended_once_its_fork_server_is_ended_and_a_second_end_changes_nothing(tmp_path):
+    """Also where the end of the process is known before that of its channel: another process holds the other end here."""
+    note = tmp_path / "stays"
+    async with Forks(tmp_path, STAYS.format(note=str(note))) as forks:
+        worker = await forks.fork("a")
+        try:
+            for _ in range(2):
+                await forks.server.end()
+                assert worker.ended.result() == -9
+        finally:
+            os.kill(int(note.read_text()), 9)
 
 
 async def test_an_exit_is_reported_with_the_fault_that_the_worker_wrote(tmp_path, coordinator):
@@ -404,17 +443,17 @@ def raise_as(error):
 async def test_an_agent_that_cannot_fork_one_of_its_workers_ends_the_others_without_a_report(
     tmp_path, coordinator, monkeypatch
 ):
-    forked, fork = asyncio.Event(), ForkServer.fork
+    forked, fork, others = asyncio.Event(), ForkServer.fork, []
 
     async def fork_one(server, device, *rest):
         if device == 0:
             await forked.wait()
             raise Retryable("no process can be forked")
-        worker = await fork(server, device, *rest)
+        others.append(await fork(server, device, *rest))
         forked.set()
         for _ in range(5):  # the error comes first
             await asyncio.sleep(0)
-        return worker
+        return others[0]
 
     monkeypatch.setattr(ForkServer, "fork", fork_one)
     async with Started(coordinator.url, tmp_path, FOREVER) as started:
@@ -422,4 +461,6 @@ async def test_an_agent_that_cannot_fork_one_of_its_workers_ends_the_others_with
         async with asyncio.timeout(30):
             with pytest.raises(Retryable, match="no process can be forked"):
                 await started.running
-        assert (started.agent._workers, coordinator.received["/v1/exits"]) == ({}, [])
+        assert [worker.is_running for worker in others] == [False]
+        assert others[0].channel.fileno() == -1, "nothing of it stays open"
+        assert not coordinator.received["/v1/exits"]

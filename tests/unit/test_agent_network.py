@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import socket
+from pathlib import Path
 
 import pytest
 
-from coxswain_train.agent.network import _ipv6_addresses, interface_environment, interface_of
+from coxswain_train.agent.network import interface_environment, interface_of
 
 POD = {"POD_IP": "10.0.0.7", "PATH": "/bin"}
 ON_HOST = {**POD, "COXSWAIN_HOST_NETWORK": "true"}
 INET6 = """\
 00000000000000000000000000000001 01 80 10 80       lo
 fd000000000000000000000000000002 04 40 00 82     eth0
-fe8000000000000000fc00fffe000001 04 40 20 80     eth0
+fe8000000000000000fc00fffe000001 04 40 20 80     eth1
 """
 
 
@@ -52,10 +53,10 @@ def test_an_interface_is_asked_for_by_all_of_a_name_as_long_as_the_kernel_allows
     assert (interface_of("192.0.2.7"), asked) == (name, [name.encode()])
 
 
-def test_addresses_of_version_6_are_read_from_the_kernels_table() -> None:
-    assert _ipv6_addresses(INET6) == [
-        ("lo", "0000:0000:0000:0000:0000:0000:0000:0001"),
-        ("eth0", "fd00:0000:0000:0000:0000:0000:0000:0002"),
-        ("eth0", "fe80:0000:0000:0000:00fc:00ff:fe00:0001"),
-    ]
-    assert interface_of("2001:db8::1") == ""
+@pytest.mark.parametrize(
+    ("address", "name"), [("::1", "lo"), ("fd00::2", "eth0"), ("fe80::fc:ff:fe00:1", "eth1"), ("2001:db8::1", "")]
+)
+def test_addresses_of_version_6_are_read_from_the_kernels_table(tmp_path: Path, address: str, name: str) -> None:
+    (tmp_path / "if_inet6").write_text(INET6)
+    assert interface_of(address, tmp_path / "if_inet6") == name
+    assert interface_of("2001:db8::1") == "", "of no machine"

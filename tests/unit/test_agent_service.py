@@ -16,7 +16,6 @@ import aiohttp
 import msgspec
 import pytest
 
-from coxswain import names
 from coxswain.errors import Retryable
 from coxswain.wire import Fault
 from coxswain_link import cgroup
@@ -42,7 +41,6 @@ def ports(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[int]:
         found.put_nowait(await plain(self, host, port))
         return 0
 
-    monkeypatch.setattr(names, "PORT_AGENT_HTTP", 0)
     monkeypatch.setattr(HttpService, "start", start)
     return found
 
@@ -66,7 +64,7 @@ async def test_sigterm_ends_the_agent_its_workers_and_its_pages(
     tmp_path: Path, coordinator: FakeCoordinator, ports: asyncio.Queue[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted(tmp_path, monkeypatch)
-    running = asyncio.create_task(agent.serve(environment(coordinator.url)))
+    running = asyncio.create_task(agent.serve(environment(coordinator.url), port=0))
     port = await asyncio.wait_for(ports.get(), 30)
     coordinator.publish(world(1))
     pids = [worker["pid"] for worker in await workers(tmp_path, 1, 2)]
@@ -88,7 +86,7 @@ async def test_an_agent_is_ready_once_a_coordinator_has_registered_it(
         raise Retryable("not yet")
 
     coordinator.answers["/v1/register"] = away
-    running = asyncio.create_task(agent.serve(environment(coordinator.url)))
+    running = asyncio.create_task(agent.serve(environment(coordinator.url), port=0))
     port = await asyncio.wait_for(ports.get(), 30)
     assert await status(port) == 503
     coordinator.answers["/v1/register"] = registered

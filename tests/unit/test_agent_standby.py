@@ -11,11 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.config import StragglerConfig
-from coxswain.errors import Refused, Stale
+from coxswain.errors import Refused, Retryable, Stale
 from coxswain.layout import Device, Layout
 from coxswain.wire import ProbesWanted, StandbyProbes
 from coxswain_link.http_client import AsyncClient
-from coxswain_train.agent import agent as agents
 from coxswain_train.agent.processes import Unkillable
 from coxswain_train.agent.standby import StandbyProber
 from tests.fake_coordinator import FakeCoordinator
@@ -57,10 +56,9 @@ def under(action, url="", index=0):
     return dataclasses.replace(found, job=replace(found.job, stragglers=StragglerConfig(action=action)))
 
 
-def starting(coordinator, folder, monkeypatch, program=ANSWERS):
+def starting(coordinator, folder, program=ANSWERS):
     """An agent with two devices; `aside` is a world in which the second one is on standby."""
-    monkeypatch.setattr(agents, "STANDBY_PROBE", "scripted_probe")
-    started = Started(coordinator.url, folder, "while True: take()", probe_every=EVERY)
+    started = Started(coordinator.url, folder, "while True: take()", probe_every=EVERY, probe="scripted_probe")
     body = "\n".join(f"        {line}" for line in program.splitlines())
     (folder / "scripted_probe.py").write_text(PROBE.replace("FOLDER", repr(str(folder))).replace("PROGRAM", body))
     return started
@@ -81,9 +79,9 @@ def probes(folder):
 
 
 async def test_a_device_on_standby_is_probed_by_a_process_of_its_own_each_time_and_the_seconds_are_reported(
-    tmp_path, coordinator, migrating, monkeypatch
+    tmp_path, coordinator, migrating
 ):
-    async with starting(coordinator, tmp_path, monkeypatch):
+    async with starting(coordinator, tmp_path):
         coordinator.publish(aside(3))
         first, second, third = (await coordinator.seen("/v1/probes", 4))[:3]
         assert first == StandbyProbes(3, "trainer-0", ())
@@ -93,6 +91,7 @@ async def test_a_device_on_standby_is_probed_by_a_process_of_its_own_each_time_a
     assert len(probes(tmp_path)) >= 2 and not any(map(is_alive, probes(tmp_path)))
 
 
+@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("action", "devices", "asks"),
     [
@@ -106,16 +105,24 @@ async def test_a_device_on_standby_is_probed_by_a_process_of_its_own_each_time_a
 async def test_an_agent_asks_for_probes_only_with_devices_on_standby_and_actions_that_put_slow_ones_there(
     action, devices, asks
 ):
-    prober = StandbyProber(under(action), client=None, fork=None)
+    asked = []
+
+    class Client:
+        async def post(self, path, body, reply, deadline):
+            asked.append(body)
+            return ProbesWanted(())
+
+    prober = StandbyProber(under(action), Client(), fork=None, every=30.0)
     prober.begin(1, devices)
-    assert (prober._task is not None) == asks
+    await asyncio.sleep(45)
     await prober.end()
-    assert prober._task is None
+    await asyncio.sleep(45)
+    assert asked == [StandbyProbes(1, "trainer-0", ())] * (2 if asks else 0)
 
 
-async def test_nothing_is_probed_that_the_coordinator_does_not_want(tmp_path, coordinator, migrating, monkeypatch):
+async def test_nothing_is_probed_that_the_coordinator_does_not_want(tmp_path, coordinator, migrating):
     coordinator.answers["/v1/probes"] = lambda *_: ProbesWanted(())
-    async with starting(coordinator, tmp_path, monkeypatch):
+    async with starting(coordinator, tmp_path):
         coordinator.publish(aside(1))
         await coordinator.seen("/v1/probes", 4)
     assert probes(tmp_path) == [] and said(coordinator) == []
@@ -137,8 +144,8 @@ async def test_the_coordinator_is_asked_once_in_each_pause_between_probes():
     assert asked == [0.0, 30.0, 60.0, 90.0]
 
 
-async def test_a_device_that_gets_a_seat_is_freed_of_its_probe_first(tmp_path, coordinator, migrating, monkeypatch):
-    async with starting(coordinator, tmp_path, monkeypatch, FOREVER):
+async def test_a_device_that_gets_a_seat_is_freed_of_its_probe_first(tmp_path, coordinator, migrating):
+    async with starting(coordinator, tmp_path, FOREVER):
         coordinator.publish(aside(1))
         await asyncio.to_thread(wait_until, lambda: probes(tmp_path))
         (pid,) = probes(tmp_path)
@@ -147,24 +154,42 @@ async def test_a_device_that_gets_a_seat_is_freed_of_its_probe_first(tmp_path, c
         assert not is_alive(pid) and said(coordinator) == []
 
 
-async def test_a_probe_ends_with_its_agent_and_with_the_process_that_forks(
-    tmp_path, coordinator, migrating, monkeypatch
-):
-    async with starting(coordinator, tmp_path, monkeypatch, FOREVER) as started:
+async def test_a_probe_ends_with_its_agent_and_with_the_process_that_forks(tmp_path, coordinator, migrating):
+    async with starting(coordinator, tmp_path, FOREVER):
         coordinator.publish(aside(1))
         await asyncio.to_thread(wait_until, lambda: probes(tmp_path))
-        os.kill(started.agent._fork_server._process.pid, 9)
+        (worker,) = await workers(tmp_path, 1, 1)
+        os.kill(worker["ppid"], 9)
         await asyncio.to_thread(wait_until, lambda: len(probes(tmp_path)) == 2)  # a new one forks the next probe
     assert not any(map(is_alive, probes(tmp_path)))
 
 
-async def test_a_probe_that_says_nothing_is_no_figure_and_the_next_one_follows(
-    tmp_path, coordinator, migrating, monkeypatch
-):
-    async with starting(coordinator, tmp_path, monkeypatch, "os._exit(1)"):
+async def test_a_probe_that_says_nothing_is_no_figure_and_the_next_one_follows(tmp_path, coordinator, migrating):
+    async with starting(coordinator, tmp_path, "os._exit(1)"):
         coordinator.publish(aside(1))
         await asyncio.to_thread(wait_until, lambda: len(probes(tmp_path)) >= 2)
     assert said(coordinator) == []
+
+
+@pytest.mark.looptime
+async def test_a_probe_that_cannot_be_forked_is_no_figure_and_the_next_one_follows():
+    """As where a pod has as many processes as it may."""
+    said, forks = [], []
+
+    class Client:
+        async def post(self, path, body, reply, deadline):
+            said.append(body.seconds)
+            return ProbesWanted((1,))
+
+    async def fork(device):
+        forks.append(device)
+        raise Retryable("no process can be forked")
+
+    prober = StandbyProber(under("Migrate"), Client(), fork, every=30.0)
+    prober.begin(1, (1,))
+    await asyncio.sleep(100)
+    await prober.end()
+    assert (forks, said) == ([1, 1, 1], [()] * 4)
 
 
 class SlowToEnd:
@@ -224,7 +249,7 @@ async def test_an_agent_goes_on_where_a_probe_cannot_be_killed_and_probes_no_mor
     client = AsyncClient(coordinator.url, TOKEN)
     prober = StandbyProber(under("Migrate"), client, fork, every=0.0)
     prober.begin(1, (0,))
-    await asyncio.wait_for(asyncio.shield(prober._task), 20)
+    await asyncio.to_thread(wait_until, lambda: "not probed any more" in caplog.text)
     await prober.end()
     await client.close()
     assert (forks, probe.closed) == ([0], True)
@@ -241,7 +266,7 @@ async def test_an_agent_goes_on_where_a_probe_cannot_be_killed_and_probes_no_mor
     ],
 )
 async def test_a_coordinator_of_an_earlier_release_or_one_that_is_away_leaves_the_agent_alone(
-    tmp_path, coordinator, migrating, monkeypatch, error
+    tmp_path, coordinator, migrating, error
 ):
     asked = []
 
@@ -252,7 +277,7 @@ async def test_a_coordinator_of_an_earlier_release_or_one_that_is_away_leaves_th
         return ProbesWanted((1,))
 
     coordinator.answers["/v1/probes"] = answer
-    async with starting(coordinator, tmp_path, monkeypatch) as started:
+    async with starting(coordinator, tmp_path) as started:
         coordinator.publish(aside(1))
         await workers(tmp_path, 1, 1)
         if not error:
@@ -262,14 +287,19 @@ async def test_a_coordinator_of_an_earlier_release_or_one_that_is_away_leaves_th
         assert not started.running.done() and said(coordinator)[0] == ((1, 0.25),)
 
 
-async def test_a_generation_that_is_over_is_probed_no_more(tmp_path, coordinator, migrating, monkeypatch):
+async def test_a_generation_that_is_over_is_probed_no_more(tmp_path, coordinator, migrating, caplog):
+    caplog.set_level("INFO")
+    asked = []
+
     def answer(*_):
+        asked.append(1)
         raise Stale("generation 1 is over")
 
     coordinator.answers["/v1/probes"] = answer
-    async with starting(coordinator, tmp_path, monkeypatch) as started:
+    async with starting(coordinator, tmp_path) as started:
         coordinator.publish(aside(1))
         await workers(tmp_path, 1, 1)
-        await asyncio.to_thread(wait_until, lambda: started.agent._standby._task.done())
+        await asyncio.to_thread(wait_until, lambda: "generation 1 is over" in caplog.text)
+        await asyncio.sleep(4 * EVERY)
         assert not started.running.done()
-    assert probes(tmp_path) == []
+    assert (probes(tmp_path), asked) == ([], [1])

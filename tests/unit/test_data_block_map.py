@@ -29,14 +29,9 @@ class Coordinator:
         self.progress.index = Index((SourceIndex("code", tuple(blocks)), SourceIndex("web", WEB)), 257)
 
     def get(self, _: str, __: type, *, source: str, wait: float, **query: Any) -> SourceBlocks | None:
-        found = self.progress.blocks(source, query.get("from", 0), query.get("known", ""))
+        found = self.progress.blocks(source, query.get("from", 0), query.get("known", ""), most=4)
         self.sent += len(found.blocks) if found else 0
         return found
-
-
-@pytest.fixture(autouse=True)
-def few_blocks_a_message(monkeypatch):
-    monkeypatch.setattr("coxswain_coordinator.index.progress.BLOCKS_IN_MESSAGE", 4)
 
 
 def test_the_next_world_gets_the_blocks_of_the_one_before_without_fetching_them():

@@ -100,7 +100,7 @@ class Scene:
         coordinator: Any = self.coordinator
         fetcher: Any = self.fetcher
         metrics = build("constructor")
-        self.builder = Builder(world, "trainer-0", coordinator, fetcher, self.cache, metrics, self.fetched)
+        self.builder = Builder(world, "trainer-0", coordinator, fetcher, self.cache, metrics, self.fetched, poll=0.05)
         self.thread = threading.Thread(target=self.builder.run, daemon=True)
         self.thread.start()
 
@@ -112,11 +112,6 @@ class Scene:
             thread.join(20)
         assert not any(thread.is_alive() for thread in left), left
         assert self.fetcher.closed
-
-
-@pytest.fixture(autouse=True)
-def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coxswain_data.builder._POLL", 0.05)
 
 
 @pytest.fixture
@@ -194,7 +189,7 @@ def take_steps(scene: Scene, count: int) -> None:
 
 def test_plans_of_steps_that_every_rank_has_passed_are_forgotten(scene: Scene) -> None:
     take_steps(scene, 20)
-    held = [step for step in range(30) if scene.builder._feed.peek(step) is not None]
+    held = [step for step in range(30) if scene.builder.feed.peek(step) is not None]
     assert 9 < held[0] <= 20 and held == list(range(held[0], 30))
 
 

@@ -105,7 +105,6 @@ class Main:
         log = folder / "fault"
         self.env = dataclasses.replace(environment(url, 1), pod_uid=str(folder), termination_log=log)
         self.port = 0
-        monkeypatch.setattr(names, "PORT_CONSTRUCTOR_HTTP", 0)
         monkeypatch.setattr(constructor, "serve_status", self._serve_status)
         event = SimpleNamespace(wait=self._wait)
         monkeypatch.setattr(constructor, "threading", SimpleNamespace(Event=lambda: event, Thread=threading.Thread))
@@ -126,8 +125,9 @@ class Main:
         self.caches.append(StepCache(*args))
         return self.caches[-1]
 
-    def _serve_status(self, *args: Any) -> StatusServer:
-        server = serve_status(*args)
+    def _serve_status(self, host: str, port: int, *rest: Any) -> StatusServer:
+        assert port == names.PORT_CONSTRUCTOR_HTTP
+        server = serve_status(host, 0, *rest)
         self.port = server.port
         return server
 

@@ -182,9 +182,9 @@ def test_a_step_of_an_end_alone_is_a_step_of_the_stream_without_a_loss(dataset, 
     assert in_turn(parts) == said(whole)
 
 
-def test_a_last_step_of_an_end_alone_is_left_out_as_a_job_leaves_it_out(corpus, dataset):
+def test_a_last_step_of_an_end_alone_is_left_out_as_a_job_leaves_it_out(cache, dataset):
     one = dataset(batch=BatchConfig(tokens_per_step=5, max_sequence_tokens=2), steps=0)
-    stream = Stream(one.mix, one.batch, LocalData(one.mix, open_store(one._cache)).views())
+    stream = Stream(one.mix, one.batch, LocalData(one.mix, open_store(cache)).views())
     memberships, cursor = [], initial_cursor(one.mix)
     while not (memberships and memberships[-1].exhausted):
         membership, cursor = stream.advance(cursor)
@@ -236,7 +236,7 @@ def test_a_copy_for_another_process_lists_and_indexes_nothing_again(dataset, mon
 
 
 @pytest.mark.parametrize("edit", [{"weight": 30}, {"max_passes": 3}])
-def test_a_state_goes_on_under_an_edited_mix_as_a_job_does(corpus, dataset, edit):
+def test_a_state_goes_on_under_an_edited_mix_as_a_job_does(corpus, cache, dataset, edit):
     """Deficits begin afresh, and a source that had left comes back where its passes now allow more."""
     code, docs = mix_of(corpus).sources
     mix = mix_of(corpus, sources=(code, replace(docs, max_passes=1)))
@@ -244,11 +244,9 @@ def test_a_state_goes_on_under_an_edited_mix_as_a_job_does(corpus, dataset, edit
     state = list(dataset(mix))[-1].state
     resumed = dataset(edited, steps=STEPS + 8)
     resumed.load_state_dict(state)
-    stream, cursor, wanted = (
-        resumed._opened()[1].under(record_of(edited, 1)),
-        msgspec.convert(state["cursor"], Cursor),
-        [],
-    )
+    views = LocalData(edited, open_store(cache)).views()
+    stream = Stream(edited, BATCH, views).under(record_of(edited, 1))
+    cursor, wanted = msgspec.convert(state["cursor"], Cursor), []
     for _ in range(8):
         membership, cursor = stream.advance(cursor)
         wanted.append(membership.sequences)

@@ -21,7 +21,7 @@ from coxswain_link.flight import (
     SlicePart,
     SliceRequest,
     SliceServer,
-    _batched,
+    into_batches,
 )
 
 ENDLESS = Sequence("a", 0, 0, 0, 1 << 40, 1 << 40)
@@ -107,9 +107,8 @@ def test_many_small_slices_share_batches():
 @pytest.mark.parametrize(
     ("sizes", "rows"), [([1] * 9, [4, 4, 1]), ([3, 3, 3], [2, 1]), ([4, 0, 4], [1, 2]), ([0], [1]), ([], [])]
 )
-def test_a_batch_is_sent_once_it_has_its_tokens(monkeypatch, sizes, rows):
-    monkeypatch.setattr("coxswain_link.flight.BATCH_TOKENS", 4)
-    batches = _batched([SlicePart(0, np.zeros(size, np.int32)) for size in sizes])
+def test_a_batch_is_sent_once_it_has_its_tokens(sizes, rows):
+    batches = into_batches([SlicePart(0, np.zeros(size, np.int32)) for size in sizes], least=4)
     assert [len(batch) for batch in batches] == rows
 
 

@@ -19,7 +19,6 @@ from obstore.store import LocalStore
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry, fingerprint
 from coxswain.planlog import LoaderShare
-from coxswain_data import identity
 from coxswain_data import source as source_module
 from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.identity import FileIdentities
@@ -123,7 +122,7 @@ def test_digests_that_are_damaged_where_they_are_stored_are_made_again(folder, i
 def test_what_an_earlier_release_indexed_by_time_and_inode_keeps_its_keys(folder, tmp_path, monkeypatch):
     store = open_store(f"file://{tmp_path}/earlier", create=True)
     with monkeypatch.context() as earlier:
-        earlier.setattr(Source, "_identity", lambda source, info: info.etag)
+        earlier.setattr(FileIdentities, "of", lambda _, file: file.etag)
         before = entries(folder, store)
     assert all("-" in entry.etag for entry in before)
     assert entries(folder, store) == before
@@ -301,7 +300,8 @@ def test_a_damaged_object_of_digests_spoils_no_other_one(texts, index):
 
 def test_a_process_that_digests_many_files_writes_each_digest_a_bounded_number_of_times(tmp_path, index, monkeypatch):
     """A save each minute of all digests so far is half a GB of five million files, hundreds of times."""
-    monkeypatch.setattr(identity, "OF_AN_OBJECT", 8)
+    eight = partial(FileIdentities, clock=lambda: WatchedStore.now, of_an_object=8)
+    monkeypatch.setattr(source_module, "FileIdentities", eight)
     folder = tmp_path / "many"
     folder.mkdir()
     for n in range(64):

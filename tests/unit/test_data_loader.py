@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from coxswain.config import JobConfig
 from coxswain.digests import tokens_digest
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.exits import Exit
@@ -17,13 +18,14 @@ from coxswain.layout import Layout
 from coxswain.membership.values import Sequence
 from coxswain.planlog import LoaderShare
 from coxswain.wire import Finished, Indexed, Register, Registered, Shares, SourceBlocks, World
-from coxswain_data import indexer, loader
+from coxswain_data import indexer, loader, source
 from coxswain_data.loader import Loader
+from coxswain_data.samples import Samples
 from coxswain_link.environment import Environment
 from coxswain_link.flight import Request, SlicePart, SliceRequest
 from coxswain_link.http_client import JobEnded
-from coxswain_link.metrics import build
-from coxswain_link.store import Denied, StoreUnavailable
+from coxswain_link.metrics import MetricsRegistry, build
+from coxswain_link.store import Denied, Store, StoreUnavailable
 from tests.local.data_plane import Corpus, job_of, write_corpus
 
 ME = Register("loader", "loader-0", "pod", "one", "127.0.0.1", 1)
@@ -45,6 +47,7 @@ class Coordinator:
         self.ready: list[bool] = []  # as the loader was when it asked for the world
         self.meanwhile: Callable[[], Any] = nothing  # happens while the loader waits for a world
         self.loader: Loader
+        self.metrics: MetricsRegistry  # of the loader
 
     def post(self, path: str, body: Any, type_: Any = None) -> Any:
         if path == "/v1/register":
@@ -82,13 +85,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.fixture
 def coordinator(corpus: Corpus, tmp_path: Path) -> Iterator[Coordinator]:
-    found: Any = Coordinator()
-    env = Environment(
-        name="loader-0", index=0, coordinator_url="", job=job_of(corpus, tmp_path / "runs", 1), token="t", pod_name="pod",
-        pod_ip="127.0.0.1", pod_uid="",
-    )  # fmt: skip
-    found.loader = Loader(env, found, build("loader"))
+    found = Coordinator()
+    starts(found, job_of(corpus, tmp_path / "runs", 1))
     return found
+
+
+def starts(coordinator: Any, job: JobConfig) -> None:
+    """A loader of this job."""
+    env = Environment(
+        name="loader-0", index=0, coordinator_url="", job=job, token="t", pod_name="pod", pod_ip="127.0.0.1", pod_uid="",
+    )  # fmt: skip
+    coordinator.metrics = build("loader")
+    coordinator.loader = Loader(env, coordinator, coordinator.metrics)
 
 
 def test_every_coordinator_that_lacks_the_index_gets_it_and_it_is_made_once(
@@ -124,9 +132,12 @@ def test_a_loader_is_ready_once_its_shares_are_indexed_or_there_is_a_world(coord
     assert (coordinator.ready[2:], coordinator.indexed) == ([False, True], [])
 
 
-def test_a_source_that_is_refused_is_reported_with_its_reason_and_ends_the_loader(coordinator: Coordinator) -> None:
-    config = coordinator.loader._open_sources._configs["docs"]
-    coordinator.loader._open_sources._configs["docs"] = replace(config, include="*.none")
+def test_a_source_that_is_refused_is_reported_with_its_reason_and_ends_the_loader(
+    coordinator: Coordinator, corpus: Corpus, tmp_path: Path
+) -> None:
+    job = job_of(corpus, tmp_path / "runs", 1)
+    sources = tuple(replace(each, include="*.none") for each in job.mix.sources)
+    starts(coordinator, replace(job, mix=replace(job.mix, sources=sources)))
     coordinator.rounds = [nothing]
     with pytest.raises(Refused, match="none matches include"):
         coordinator.loader.follow(ME)
@@ -134,13 +145,21 @@ def test_a_source_that_is_refused_is_reported_with_its_reason_and_ends_the_loade
     assert found.fault is not None and (found.share, found.fault.reason) == (DOCS, "SourceEmpty")
 
 
-@pytest.mark.parametrize("of_source", [False, True])
+@pytest.mark.parametrize("opens", [loader, source])
 def test_what_a_store_answers_instead_of_data_is_reported_to_the_coordinator(
-    coordinator: Coordinator, of_source: bool
+    coordinator: Coordinator, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens: Any
 ) -> None:
+    """Of the checkpoints, which the loader opens, and of a source."""
+    stores, plain = [], opens.open_store
+
+    def opened(*args: Any, **options: Any) -> Store:
+        stores.append(plain(*args, **options))
+        return stores[-1]
+
+    monkeypatch.setattr(opens, "open_store", opened)
+    starts(coordinator, job_of(corpus, tmp_path / "runs", 1))
     coordinator.goes_through(nothing)
-    sources = coordinator.loader._open_sources
-    store = sources.source("docs")._store if of_source else coordinator.loader._store
+    (store,) = stores
     store.last_error = "the server answers 503"
     coordinator.shares = ()  # no call that would succeed
     coordinator.goes_through(nothing)
@@ -177,7 +196,7 @@ def test_a_request_of_a_generation_that_is_over_is_refused(
     """A caller or the coordinator names the newer one."""
     first = document(corpus, 0)
     assert len(served(serving, request(5, first))) == len(served(serving, request(5, first))) == 1
-    assert b'coxswain_loader_samples_total{source="docs"} 1.0' in serving._metrics.exposition()  # made once
+    assert b'coxswain_loader_samples_total{source="docs"} 1.0' in coordinator.metrics.exposition()  # made once
     with pytest.raises(Stale, match="generation 4 is over; the current one is 5"):
         served(serving, request(4, first))
     coordinator.goes_through(lambda: setattr(coordinator, "generation", 6))
@@ -190,7 +209,7 @@ def test_a_request_of_a_generation_that_is_over_is_refused(
 
 
 def test_the_digest_of_a_sequence_comes_with_its_first_token_and_covers_all_of_it(
-    serving: Loader, corpus: Corpus
+    serving: Loader, coordinator: Coordinator, corpus: Corpus
 ) -> None:
     index = max(range(60), key=lambda i: len(corpus.documents["docs"][i]))
     whole = [*corpus.documents["docs"][index].encode(), 256]
@@ -201,7 +220,9 @@ def test_the_digest_of_a_sequence_comes_with_its_first_token_and_covers_all_of_i
     (head,) = served(serving, Request(1, (SliceRequest(piece, 0, 4),)))
     assert (head.tokens.tolist(), head.digest) == (whole[7:11], first.digest)
     count = len(first.tokens) + len(rest.tokens) + len(head.tokens)
-    assert f'coxswain_loader_tokens_served_total{{source="docs"}} {count}.0'.encode() in serving._metrics.exposition()
+    assert (
+        f'coxswain_loader_tokens_served_total{{source="docs"}} {count}.0'.encode() in coordinator.metrics.exposition()
+    )
 
 
 @pytest.mark.parametrize("more", [1, -1])
@@ -225,10 +246,10 @@ def test_a_store_that_stays_away_while_a_request_is_answered_ends_the_loader(
 ) -> None:
     """The job ends by what is missing. A constructor may have given the request up: refused keys are waited for longer."""
 
-    def away(source: str, index: int) -> Any:
+    def away(samples: Samples, source: str, index: int) -> Any:
         raise error
 
-    monkeypatch.setattr(serving._samples, "tokens", away)
+    monkeypatch.setattr(Samples, "tokens", away)
     with pytest.raises(type(error)):
         served(serving, request(1, document(corpus, 0)))
     coordinator.rounds = [nothing]
@@ -241,10 +262,10 @@ def test_a_bug_that_shows_while_a_request_is_answered_ends_the_loader_with_its_n
 ) -> None:
     """A restart may help, and restarts are counted: a constructor alone repeats the request for ever."""
 
-    def broken(source: str, index: int) -> Any:
+    def broken(samples: Samples, source: str, index: int) -> Any:
         raise PermissionError(13, "Permission denied", "/data/5.jsonl")
 
-    monkeypatch.setattr(serving._samples, "tokens", broken)
+    monkeypatch.setattr(Samples, "tokens", broken)
     with pytest.raises(PermissionError):
         served(serving, request(1, document(corpus, 0)))
     coordinator.rounds = [nothing]

@@ -12,7 +12,7 @@ import pytest
 
 from coxswain.errors import Refused
 from coxswain_data.formats.object_reader import Sizes
-from coxswain_data.formats.parquet import _BATCH
+from coxswain_data.formats.parquet import WRITE_BYTES
 from coxswain_link.spool import Data, Spool
 from tests.unit.test_data_formats import samples, source, texts
 
@@ -199,7 +199,7 @@ def test_a_row_group_is_unpacked_in_pieces_whatever_its_size_in_the_file(tmp_pat
     monkeypatch.setattr(Spool, "hold", measured)
     block = mine.read(mine.blocks()[0])
     assert sum(written) == block.nbytes > 100_000_000
-    assert max(written) < 2 * _BATCH
+    assert max(written) < 2 * WRITE_BYTES
     assert [block.text(at)[-5:] for at in (0, 499, 99_999)] == ["x0000", "x0499", "x0499"]
 
 
@@ -212,8 +212,8 @@ def test_a_row_group_of_short_rows_is_written_in_few_pieces(tmp_path):
 
 
 def test_rows_that_are_larger_than_a_write_are_read_one_at_a_time(tmp_path):
-    parquet(tmp_path / "a.parquet", pa.array(["x" * (_BATCH + 1), "y"]), rows=1)
-    assert [len(text or "") for text in texts(source(tmp_path, "Parquet"))] == [_BATCH + 1, 1]
+    parquet(tmp_path / "a.parquet", pa.array(["x" * (WRITE_BYTES + 1), "y"]), rows=1)
+    assert [len(text or "") for text in texts(source(tmp_path, "Parquet"))] == [WRITE_BYTES + 1, 1]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.string_view()], ids=str)

@@ -22,9 +22,9 @@ from coxswain.config import MixConfig, SourceConfig
 from coxswain.errors import Refused
 from coxswain.membership.order import WINDOW, PassOrder
 from coxswain.membership.values import Sequence
-from coxswain_data import samples
 from coxswain_data.formats.object_reader import Sizes
 from coxswain_data.local import LocalData
+from coxswain_data.samples import TOKEN_BYTES
 from coxswain_data.source import Source, open_source
 from coxswain_data.tokenizer import BytesTokenizer
 from coxswain_link.spool import Spool
@@ -253,17 +253,15 @@ def test_blocks_in_use_keep_fewer_files_open_than_the_process_may_have(tmp_path)
 
 def test_two_long_documents_in_turn_are_tokenised_once_each(tmp_path, monkeypatch):
     """Their pieces are in step after step: tokenised again for each, no request for both would end within its time."""
-    monkeypatch.setattr(samples, "TOKEN_BYTES", 1 << 20)
-    monkeypatch.setattr(samples, "LONG", 1 << 20)
+    size = TOKEN_BYTES // 8 + 1  # characters, of four bytes each as tokens: both documents take more than there is
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "a.jsonl").write_bytes(jsonl_bytes("x" * (1 << 20), "y" * (1 << 20)))
+    (tmp_path / "c" / "a.jsonl").write_bytes(jsonl_bytes("x" * size, "y" * size))
     mix = MixConfig(name="m", seed=1, sources=(source_of(tmp_path / "c").config,))
     store = open_store((tmp_path / "run").as_uri(), create=True)
     data, encoded, encode = LocalData(mix, store), [], BytesTokenizer.encode
     data.blocks("mine")
     monkeypatch.setattr(BytesTokenizer, "encode", lambda self, text: encoded.append(text[0]) or encode(self, text))
-    length = (1 << 20) + 1
-    pieces = [(index, start) for start in range(0, 1 << 20, 1 << 17) for index in (0, 1)]
-    got = [data.tokens(Sequence("mine", 0, index, start, start + 5, length)).tolist() for index, start in pieces]
+    pieces = [(index, start) for start in range(0, size - 5, size // 8) for index in (0, 1)]
+    got = [data.tokens(Sequence("mine", 0, index, start, start + 5, size + 1)).tolist() for index, start in pieces]
     assert got == [[ord("xy"[index])] * 5 for index, _ in pieces]
     assert encoded == ["x", "y"]

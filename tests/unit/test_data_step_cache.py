@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,9 +20,9 @@ def buffers(step: int, replicas: int = 2) -> Mapping[int, Buffer]:
     return {r: pack(StepArrays(1, step, empty, empty, empty, ())) for r in range(replicas)}
 
 
-def opened(ahead: int = 2, first: int = 10) -> StepCache:
+def opened(ahead: int = 2, first: int = 10, ready: Callable[[int], None] = lambda _: None) -> StepCache:
     """Ranks 0 and 1 belong to replica 0, rank 2 to replica 1."""
-    step_cache = StepCache(ahead)
+    step_cache = StepCache(ahead, ready)
     step_cache.open(1, first, {0: 0, 1: 0, 2: 1})
     return step_cache
 
@@ -126,7 +126,7 @@ def test_after_a_restart_the_step_that_a_worker_waits_for_is_built_first():
     step_cache = opened(first=0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(step_cache.provide, 1, 500, 0, 20.0)
-        while not step_cache._asked:
+        while not step_cache.asked:
             assert not waiting.done()
         assert step_cache.provide(1, 500, 1, 0.0) is None  # another rank gives up
         while (step := step_cache.next_step(1)) != 500:
@@ -144,7 +144,7 @@ def test_a_step_that_a_slow_rank_waits_for_comes_first_unless_it_is_closed(step,
     step_cache.provide(1, 12, 0, 0.0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(step_cache.provide, 1, step, 1, 20.0)
-        while not step_cache._asked:
+        while not step_cache.asked:
             assert not waiting.done()
         assert step_cache.next_step(1) == built
         step_cache.open(2, 0, {})
@@ -156,7 +156,7 @@ def test_a_step_that_is_asked_for_in_the_next_generation_is_not_built_in_this_on
     step_cache = opened()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(step_cache.provide, 2, 11, 0, 20.0)
-        while not step_cache._asked:
+        while not step_cache.asked:
             assert not waiting.done()
         assert step_cache.next_step(1) == 10
         step_cache.open(3, 0, {})
@@ -184,15 +184,22 @@ def test_nothing_is_built_before_a_generation_begins_and_after_the_last_one():
 
 
 def test_a_late_step_is_kept_for_the_rank_that_waits_for_it_although_others_go_on():
-    step_cache = filled(opened(), 13)
-    step_cache.provide(1, 13, 0, 0.0)
+    later = list[int]()
+
+    def go_on(_: int) -> None:
+        while later:  # the step is there, and its rank has not woken
+            assert filled(step_cache, later.pop()).provide(1, 14, 0, 0.0) is not None
+
+    step_cache = opened(ready=go_on)
+    filled(step_cache, 13).provide(1, 13, 0, 0.0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(step_cache.provide, 1, 10, 2, 5.0)
-        while not step_cache._asked:
+        while not step_cache.asked:
             assert not waiting.done()
-        with step_cache._change:  # before it wakes
-            filled(step_cache, 10, 14).provide(1, 14, 0, 0.0)
+        later.append(14)
+        filled(step_cache, 10)
         assert waiting.result(10) is not None
+    assert not later
 
 
 def test_steps_that_are_closed_are_skipped():

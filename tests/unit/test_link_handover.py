@@ -8,13 +8,14 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
+import msgspec
 import pytest
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
-from coxswain_link.handover import Handover
-from coxswain_link.step_buffer import Buffer, pack
+from coxswain_link.handover import Handover, HandoverReply, HandoverRequest, HandoverServer
+from coxswain_link.step_buffer import Buffer, pack, unpack
 from tests.unit.open_files import alone, files_left
 from tests.unit.test_data_handover import arrays, served
 
@@ -70,15 +71,23 @@ def serves_once_it_may() -> None:
     handler = logging.Handler()
     handler.emit = lambda record: said.set() if "cannot be served now" in record.getMessage() else None
     logging.getLogger("coxswain_link.handover").addHandler(handler)
-    with served(lambda *_: packed) as connect:
-        workers = [connect(), connect()]
-        for worker in workers:
-            worker._peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    name = f"\0coxswain-test-{os.getpid()}-{secrets.token_hex(4)}"
+    with closing(HandoverServer(name, "t", lambda *_: packed)):
+        workers = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
         with files_left(0):
             for worker in workers:
-                worker._peer.connect(worker._name)
+                worker.connect(name)
             assert said.wait(20)
-        assert [worker.receive(1, 0, 0, 20.0).step for worker in workers] == [0, 0]
+        for worker in workers:
+            worker.settimeout(20.0)
+            worker.send(msgspec.json.encode(HandoverRequest("t", 1, 0, 0, 1.0)))
+        assert [received(worker) for worker in workers] == [("ready", 0), ("ready", 0)]
+
+
+def received(worker: socket.socket) -> tuple[str, int]:
+    """The status of a reply, and the step of the arrays that came with it."""
+    data, [fd], _, _ = socket.recv_fds(worker, 1 << 14, 1)
+    return msgspec.json.decode(data, type=HandoverReply).status, unpack(fd).step
 
 
 def test_a_worker_that_may_open_no_file_for_its_data_says_so():

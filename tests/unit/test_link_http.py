@@ -13,7 +13,7 @@ from aiohttp import web
 from coxswain.errors import Refused, Retryable, Stale
 from coxswain.wire import TOKEN_HEADER, Finished, Registered, Rendezvous
 from coxswain_link.deadline import ReadDeadline
-from coxswain_link.http_client import AsyncClient, Client, Closed, JobEnded, _request, _settings
+from coxswain_link.http_client import AsyncClient, Client, Closed, JobEnded
 from coxswain_link.http_server import HttpService, is_loopback
 from coxswain_link.metrics import build
 from coxswain_link.status import StatusServer, addresses
@@ -243,15 +243,36 @@ async def test_an_answer_that_may_pass_is_retryable_and_any_other_is_refused(ser
 @pytest.mark.parametrize(
     ("limit", "wait", "connect", "read"), [(30.0, 0.0, 5.0, 10.0), (3.0, 0.0, 3.0, 3.0), (30.0, 20.0, 5.0, 30.0)]
 )
-def test_an_attempt_reads_for_ten_seconds_at_most_and_for_the_wait_of_a_long_poll(limit, wait, connect, read):
-    found = _request(None, 3, {"wait": wait} if wait else {}, limit)
-    assert (found["timeout"].connect, found["timeout"].read) == (connect, read)
-    assert found["params"] == ({"wait": wait} if wait else None)
+def test_an_attempt_reads_for_ten_seconds_at_most_and_for_the_wait_of_a_long_poll(
+    monkeypatch, limit, wait, connect, read
+):
+    sent = []
+
+    class Recording(httpx.Client):
+        def send(self, request, **_):
+            sent.append(request)
+            return httpx.Response(204, request=request)
+
+    monkeypatch.setattr(httpx, "Client", Recording)
+    with Client("http://coordinator:7400", "secret", deadline=limit) as client:
+        client.get(
+            "/v1/world" if wait else "/v1/world?after=3", Registered, generation=3, **({"wait": wait} if wait else {})
+        )
+    assert [(r.extensions["timeout"]["connect"], r.extensions["timeout"]["read"]) for r in sent] == [(connect, read)]
+    assert sent[0].url.query == (f"wait={wait}".encode() if wait else b"after=3")
 
 
 @pytest.mark.parametrize(("url", "verify"), [("http://coordinator:7400", False), ("https://coordinator:7400", True)])
-def test_calls_never_go_through_a_proxy_and_load_certificates_only_for_https(url, verify):
-    found = _settings(url, "secret")
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_calls_never_go_through_a_proxy_and_load_certificates_only_for_https(monkeypatch, kind, url, verify):
+    found, plain = {}, getattr(httpx, kind.__name__)
+
+    def recording(**settings):
+        found.update(settings)
+        return plain(**settings)
+
+    monkeypatch.setattr(httpx, kind.__name__, recording)
+    kind(url, "secret")
     assert (found["trust_env"], found["verify"]) == (False, verify)
 
 

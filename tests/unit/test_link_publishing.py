@@ -59,7 +59,7 @@ def test_of_many_creates_at_once_exactly_one_wins_without_hard_links(tmp_path: P
 @pytest.mark.usefixtures("without_links")
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_with_neither_way_is_refused_by_name_and_keeps_what_it_has(tmp_path, monkeypatch, code) -> None:
-    monkeypatch.setattr(publishing, "_rename_to_new", refuse(code))
+    monkeypatch.setattr(publishing, "rename_to_new", refuse(code))
     store = open_store(tmp_path.as_uri(), create=True)
     store.put("log/1", b"first")
     with pytest.raises(Refused, match=rf"{tmp_path}/log/1: its file system has neither hard links nor") as caught:

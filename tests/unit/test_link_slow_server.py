@@ -121,9 +121,15 @@ def test_a_rank_waits_for_a_slow_coordinator_and_does_not_pass_the_stop_that_oth
     assert outbox.reachable
 
 
-def test_an_idle_connection_outlasts_a_long_step_and_the_client_closes_it_first():
+def test_an_idle_connection_outlasts_a_long_step_and_the_client_closes_it_first(monkeypatch):
+    found, plain = {}, httpx.Client
+
+    def recording(**settings):
+        found.update(settings)
+        return plain(**settings)
+
+    monkeypatch.setattr(httpx, "Client", recording)
     minutes = 60.0
     assert 20 * minutes < http_client.KEEP_ALIVE_SECONDS < http_server.KEEP_ALIVE_SECONDS
-    with closing(Client("http://127.0.0.1:9", "secret")) as client:
-        pool = client._http._transport._pool
-        assert pool._keepalive_expiry == http_client.KEEP_ALIVE_SECONDS
+    with closing(Client("http://127.0.0.1:9", "secret")):
+        assert found["limits"].keepalive_expiry == http_client.KEEP_ALIVE_SECONDS

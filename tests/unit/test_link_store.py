@@ -31,10 +31,9 @@ def test_what_was_put_is_read_whole_and_in_parts(store):
 
 
 @pytest.mark.parametrize("stop", [2, 3, 5, 6, 8, 10])
-def test_a_range_of_several_pieces_is_joined(store, monkeypatch, stop):
-    monkeypatch.setattr("coxswain_link.store._PIECE", 3)
+def test_a_range_of_several_pieces_is_joined(store, stop):
     store.put("a/b", b"0123456789")
-    assert store.get_range("a/b", 2, stop) == b"0123456789"[2:stop]
+    assert store.get_range("a/b", 2, stop, piece_bytes=3) == b"0123456789"[2:stop]
 
 
 def test_a_key_is_claimed_once(store):

@@ -10,7 +10,7 @@ from coxswain.termination import TERMINATION_BYTES, fitting
 from coxswain.wire import Fault, JobEvent, JobReport
 from coxswain_coordinator.api.report import termination_message
 from coxswain_link.environment import write_fault
-from coxswain_operator.local.containers import _termination_message
+from coxswain_operator.local.containers import read_termination_message
 from tests.unit.golden_samples import least
 
 LETTERS = pytest.mark.parametrize("letter", ["a", "ö", "☃", "\x01", '"', "🐟"])
@@ -51,7 +51,7 @@ def test_the_last_report_of_a_job_with_a_long_fault_fits_with_its_reason(letter)
 
 def test_a_local_container_keeps_the_last_bytes_as_a_kubelet_does(tmp_path):
     (tmp_path / "log").write_bytes(b"a" * 10 + b"b" * TERMINATION_BYTES)
-    assert _termination_message(tmp_path / "log") == "b" * TERMINATION_BYTES
+    assert read_termination_message(tmp_path / "log") == "b" * TERMINATION_BYTES
     (tmp_path / "log").write_bytes(b"short")
-    assert _termination_message(tmp_path / "log") == "short"
-    assert _termination_message(tmp_path / "none") == ""
+    assert read_termination_message(tmp_path / "log") == "short"
+    assert read_termination_message(tmp_path / "none") == ""

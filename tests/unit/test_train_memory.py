@@ -21,7 +21,14 @@ from coxswain.cost.constants import load_hardware
 from coxswain.cost.offload import least_share, offload_ratio, offload_shares
 from coxswain.plan.values import Slice, Task
 from coxswain_train.engine import memory
-from coxswain_train.engine.memory import MemoryPolicy, Recompute, TaskMemory, memory_policy
+from coxswain_train.engine.memory import (
+    MemoryPolicy,
+    Recompute,
+    TaskMemory,
+    drawing_again,
+    generators_of,
+    memory_policy,
+)
 from coxswain_train.engine.offload import HostCopies, Offloader
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.llama import AttentionFn, Rotary
@@ -327,9 +334,9 @@ def test_a_layer_that_attends_twice_gets_each_result_back_in_its_place() -> None
 def test_what_is_drawn_again_on_a_device_comes_from_its_own_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     own, device = torch.Generator().manual_seed(1), torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "default_generators", (torch.Generator(), own))
-    states = [generator.get_state() for generator in memory._generators(device)]
+    states = [generator.get_state() for generator in generators_of(device)]
     first, second = torch.rand(3, generator=own), torch.rand(2, generator=torch.Generator().set_state(own.get_state()))
-    with memory._drawing_again(states, device):
+    with drawing_again(states, device):
         assert torch.equal(torch.rand(3, generator=own), first)
     assert torch.equal(torch.rand(2, generator=own), second)
 

@@ -71,8 +71,8 @@ def test_bounds_of_packs_and_orders_of_head_groups_go_to_the_device_from_pinned_
 
     monkeypatch.setattr(Tensor, "pin_memory", pin)
     monkeypatch.setattr(Tensor, "to", to)
-    bounds, _, longest, _ = PackKernel((3, 4))._shape(SimpleNamespace(device=device))  # type: ignore[arg-type]
-    order, back = HeadGroup(0, ([((0, 2), (6, 8)), ((2, 6),)],), None)._order(device)  # type: ignore[arg-type]
+    bounds, _, longest, _ = PackKernel((3, 4)).varlen_shape(SimpleNamespace(device=device))  # type: ignore[arg-type]
+    order, back = HeadGroup(0, ([((0, 2), (6, 8)), ((2, 6),)],), None).token_order(device)  # type: ignore[arg-type]
     assert gone == [(True, True)] * 3
     assert (bounds.tolist(), bounds.dtype, longest) == ([0, 3, 7], torch.int32, 4)
     assert order[back].tolist() == list(range(8))

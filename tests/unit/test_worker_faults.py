@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
-from coxswain_train.parallel import process_groups
 from coxswain_train.parallel.process_groups import WorldAborter
 from coxswain_train.worker import worlds
 from coxswain_train.worker.assignments import Assignment
@@ -41,9 +40,8 @@ class Channel:
 
 
 @pytest.fixture
-def aborter(monkeypatch: pytest.MonkeyPatch) -> WorldAborter:
-    monkeypatch.setattr(process_groups, "_sockets", dict)
-    return WorldAborter()
+def aborter() -> WorldAborter:
+    return WorldAborter(dict)
 
 
 @pytest.fixture

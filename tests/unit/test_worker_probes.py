@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
+from coxswain.layout import Device, uniform_layout
+from coxswain.wire import World
+from coxswain_train.engine.engine import StepResult
 from coxswain_train.worker import worker as workers
-from coxswain_train.worker.worker import Worker
+from tests.step_samples import plan
+from tests.unit import report_samples
+from tests.unit.worker_fakes import FakeEngine, Running
 
 
-class Engine:
+class Engine(FakeEngine):
     def __init__(self) -> None:
         self.said: list[str] = []
 
@@ -20,9 +25,9 @@ class Engine:
         self.said.append("probe")
         return 0.001 * len(self.said)
 
-    def step(self, work: Any, began: float) -> Any:
+    def step(self, work: Any, began: float) -> StepResult:
         self.said.append("step")
-        return SimpleNamespace(evaluation_seconds=0.0)
+        return super().step(work, began)
 
 
 @pytest.mark.parametrize(
@@ -39,18 +44,12 @@ class Engine:
 def test_a_worker_probes_around_a_step_as_asked_and_on_accelerators_behind_one_that_surprises_it(
     monkeypatch: pytest.MonkeyPatch, device: str, asked: bool, surprising: bool, said: list[str], probed: Any
 ) -> None:
-    reported: list[Any] = []
-    monkeypatch.setattr(workers, "_report", lambda *args: reported.append(args[-1]))
-    monkeypatch.setattr(workers.garbage, "between_steps", lambda step: None)
-    worker, plan = object.__new__(Worker), SimpleNamespace(step=3, makespan_seconds=1.0)
     lengths = SimpleNamespace(surprises=lambda seconds, planned: surprising and planned == 1.0)
-    values = {
-        "_engine": Engine(), "_lengths": lengths, "_device": SimpleNamespace(type=device), "_assignment": SimpleNamespace(rank=0),
-        "_prefetcher": SimpleNamespace(take=lambda plan: SimpleNamespace(work=None, delivered=0)),
-        "_feed": SimpleNamespace(peek=lambda step: None),
-        "_outbox": SimpleNamespace(put=lambda *args: None, begin=lambda step: None),
-    }  # fmt: skip
-    for name, value in values.items():
-        setattr(worker, name, value)
-    worker._step(plan, asked)  # type: ignore[arg-type]
-    assert (values["_engine"].said, reported) == (said, [probed])  # type: ignore[attr-defined]
+    monkeypatch.setattr(workers, "StepLengths", lambda: lengths)
+    layout, engine = uniform_layout([Device(0, 0)], 4), Engine()
+    world = World(1, 3, layout, layout.ranks(), ("t",), ())
+    running = Running(
+        monkeypatch, report_samples.job(), world, lambda *_: engine, plans=(plan(3),), probes=asked, device=device
+    )
+    reported = [message[2].probe_seconds for message in running.run() if message[0] == "/v1/reports"]
+    assert (engine.said, reported) == (said, [probed])

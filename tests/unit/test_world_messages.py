@@ -189,10 +189,9 @@ def test_a_rank_that_is_aborted_passes_no_barrier_and_takes_nothing_that_arrives
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make = joined(monkeypatch, 3, alone=True)[1]
-    aborter = WorldAborter()
+    aborter = WorldAborter(dict)
     world = make(1, is_aborted=aborter.is_aborted)
     world.barrier()
-    monkeypatch.setattr(process_groups, "_sockets", dict)
     aborter.abort_world()
     for use in (world.barrier, Works(world, 1, 1).transfer.arrived, Works(world, 0, 0).transfer.wait):
         with pytest.raises(RuntimeError, match="the world was aborted"):
@@ -209,8 +208,7 @@ def test_a_barrier_is_a_wait(world: ProcessGroups) -> None:
 def test_an_error_cuts_collectives_short_and_does_not_excuse_its_worker(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    monkeypatch.setattr(process_groups, "_sockets", dict)
-    aborter = WorldAborter()
+    aborter = WorldAborter(dict)
     with aborter.aborting_at_errors():
         pass
     assert not aborter.is_aborted()
@@ -228,12 +226,11 @@ def test_communicators_are_aborted_where_there_are_some_of_a_device(
     monkeypatch: pytest.MonkeyPatch, cuda: bool, joined_one: bool, aborts: int
 ) -> None:
     called: list[bool] = []
-    aborter = WorldAborter()
+    aborter = WorldAborter(dict)
 
     def abort() -> None:
         called.append(aborter.is_aborted())
 
-    monkeypatch.setattr(process_groups, "_sockets", dict)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: joined_one)
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_abort_process_group", abort)

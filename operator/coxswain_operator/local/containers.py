@@ -90,7 +90,7 @@ class Container:
                 prober.cancel()
         if (fault := self._frame.memory.fault(self.name, code)) is not None:
             return self._ended(128 - code, begun, msgspec.json.encode(fault).decode(), fault.reason)
-        return self._ended(128 - code if code < 0 else code, begun, _termination_message(self._termination_log))
+        return self._ended(128 - code if code < 0 else code, begun, read_termination_message(self._termination_log))
 
     async def run_for_ever(self) -> None:
         """Runs a sidecar: restarts it after a back-off, whatever its exit code."""
@@ -178,8 +178,9 @@ class Container:
         return code
 
 
-def _termination_message(path: Path) -> str:
+def read_termination_message(path: Path) -> str:
+    """The last bytes of a termination log, as many as a kubelet shows; empty without one."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TERMINATION_BYTES))  # the last bytes, as a kubelet
+        file.seek(max(0, path.stat().st_size - TERMINATION_BYTES))
         return file.read(TERMINATION_BYTES).decode(errors="replace")
     return ""

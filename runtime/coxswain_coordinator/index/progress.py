@@ -71,7 +71,9 @@ class IndexProgress:
         """Of each share, its parts in order. Shares that an earlier coordinator assigned are left out."""
         return tuple(part for share in self.shares for _, part in sorted(self._indexed[share].found.items()))
 
-    def blocks(self, source: str, start: int = 0, known: str = "") -> SourceBlocks | None:
+    def blocks(
+        self, source: str, start: int = 0, known: str = "", most: int = BLOCKS_IN_MESSAGE
+    ) -> SourceBlocks | None:
         """Blocks of a source from the `start`-th on, as many as a message carries; None until there is an index.
 
         `known`: the fingerprint of what the asker has; no blocks where it has them all.
@@ -80,7 +82,7 @@ class IndexProgress:
             return None
         for found in self.index.sources:
             if found.name == source:
-                wanted = () if known == found.fingerprint else found.blocks[start : start + BLOCKS_IN_MESSAGE]
+                wanted = () if known == found.fingerprint else found.blocks[start : start + most]
                 return SourceBlocks(source, tuple(wanted), len(found.blocks), found.fingerprint)
         raise Refused("NoSuchSource", f"source {source!r}: the mix has {', '.join(s.name for s in self.index.sources)}")
 

@@ -19,7 +19,7 @@ from coxswain_data.formats.ranges import RangeFile
 from coxswain_link.spool import Data
 
 _BUFFER = 1 << 20  # bytes of one read; with pre_buffer on, pyarrow would hold hundreds of MiB
-_BATCH = 8 << 20  # bytes of one write to the spool
+WRITE_BYTES = 8 << 20  # bytes of one write to the spool
 _ROWS = 16  # the most that are unpacked at a time: a dictionary or common prefixes make many bytes out of few
 _INDICES = 1 << 16  # rows of a dictionary column that are read at a time: each time pyarrow copies all values
 _UNPACKED = 1024  # the most times for one write: of short rows, each time costs more memory than its bytes
@@ -70,7 +70,7 @@ class ParquetObject:
         return ParquetBlock(data, self._reader.sizes.document, lambda row: self._too_long(row, extent.ordinal))
 
     def _stream(self, group: int) -> Iterator[pa.Buffer]:
-        """The column as an Arrow stream, in batches of some `_BATCH` bytes."""
+        """The column as an Arrow stream, in batches of some `WRITE_BYTES` bytes."""
         yield self._plain.serialize()
         for batches in _gathered(self._batches(group)):
             yield pa.concat_batches(batches).serialize()
@@ -89,7 +89,7 @@ class ParquetObject:
         if self._is_dictionary:
             return _INDICES
         metadata = self._file.metadata.row_group(group)
-        rows: int = min(_ROWS, _BATCH * metadata.num_rows // max(metadata.total_byte_size, 1))
+        rows: int = min(_ROWS, WRITE_BYTES * metadata.num_rows // max(metadata.total_byte_size, 1))
         return max(1, rows)
 
     def _too_large(self, group: int) -> Refused:
@@ -158,13 +158,13 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Successive batches of `_BATCH` bytes together, or of `_UNPACKED` batches."""
+    """Successive batches of `WRITE_BYTES` bytes together, or of `_UNPACKED` batches."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         held.append(batch)
         size += batch.nbytes
-        if size >= _BATCH or len(held) == _UNPACKED:
+        if size >= WRITE_BYTES or len(held) == _UNPACKED:
             yield held
             held, size = [], 0
     if held:

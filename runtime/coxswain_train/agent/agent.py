@@ -65,9 +65,11 @@ class Agent:
         join_timeout: float = JOIN_TIMEOUT,
         oom_kills: Callable[[], int] = cgroup.oom_kills,
         probe_every: float = PROBE_EVERY,
+        probe: str = STANDBY_PROBE,
     ) -> None:
         self._env, self._client, self._metrics = env, client, metrics
         self._give_up, self._join_timeout = give_up, join_timeout
+        self._probe = probe  # a module with a `work`
         self._instance = secrets.token_hex(8)
         self._generation = 0
         self._left = -1  # the generation of the world that all workers have left
@@ -231,7 +233,7 @@ class Agent:
 
     async def _fork_probe(self, device: int) -> WorkerHandle:
         environment = worker_environment(self._env, device, self._devices)
-        return await self._fork_server.fork(device, environment, STANDBY_PROBE)
+        return await self._fork_server.fork(device, environment, self._probe)
 
     async def _watch(self, worker: WorkerHandle) -> None:
         """Reports a worker's exit, also from a world that is over: it may be the user's fault.
@@ -292,13 +294,13 @@ async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
             raise ended
 
 
-async def serve(env: Environment) -> int:
-    """Runs the agent with its status pages until the end, or until SIGTERM."""
+async def serve(env: Environment, port: int = names.PORT_AGENT_HTTP) -> int:
+    """Runs the agent with its status pages, which are on this port, until the end, or until SIGTERM."""
     metrics = build("agent")
     client = AsyncClient(env.coordinator_url, env.token)
     agent = Agent(env, client, metrics)
     status = HttpService(env.token, lambda: 0, metrics, lambda: agent.registered)
-    await status.start(env.pod_ip, names.PORT_AGENT_HTTP)
+    await status.start(env.pod_ip, port)
     running = asyncio.create_task(agent.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     try:

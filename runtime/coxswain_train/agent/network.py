@@ -27,10 +27,10 @@ def interface_environment(inherited: Mapping[str, str], find: Callable[[str], st
     return {name: value for name, value in own.items() if interface and name not in inherited}
 
 
-def interface_of(address: str) -> str:
-    """The name of the interface that has this address; empty without one."""
+def interface_of(address: str, inet6: Path = _INET6) -> str:
+    """The name of the interface that has this address; empty without one. `inet6`: the kernel's table of version 6."""
     wanted = ip_address(address)
-    found = _ipv4_addresses() if wanted.version == 4 else _ipv6_addresses(_INET6.read_text())
+    found = _ipv4_addresses() if wanted.version == 4 else _ipv6_addresses(inet6.read_text())
     return next((name for name, held in found if ip_address(held) == wanted), "")
 
 

@@ -101,7 +101,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, rotary: Rotary, layer: Layer, attend: TaskAttention, keep: bool) -> Tensor:
         kept: list[tuple[Tensor, Tensor]] = []
-        ctx.random = [generator.get_state() for generator in _generators(hidden.device)]
+        ctx.random = [generator.get_state() for generator in generators_of(hidden.device)]
         out = layer(hidden, rotary, replace(attend, kernel=Kept(attend.kernel, kept)) if keep else attend)
         ctx.save_for_backward(hidden, *(tensor for pair in kept for tensor in pair))
         ctx.layer, ctx.rotary, ctx.attend, ctx.keep = layer, rotary, attend, keep
@@ -113,7 +113,7 @@ class _Recomputed(torch.autograd.Function):
         attend: TaskAttention = ctx.attend
         if ctx.keep:
             attend = replace(attend, kernel=Repeated(attend.kernel, list(zip(flat[::2], flat[1::2], strict=True))))
-        with torch.enable_grad(), _drawing_again(ctx.random, hidden.device):
+        with torch.enable_grad(), drawing_again(ctx.random, hidden.device):
             again = hidden.detach().requires_grad_()
             out = ctx.layer(again, ctx.rotary, attend)
             torch.autograd.backward(out, grads[0])
@@ -121,16 +121,16 @@ class _Recomputed(torch.autograd.Function):
 
 
 @contextmanager
-def _drawing_again(states: Sequence[Tensor], device: torch.device) -> Iterator[None]:
+def drawing_again(states: Sequence[Tensor], device: torch.device) -> Iterator[None]:
     """Layers draw once more what they drew from these states on; then all goes on as before."""
-    generators = _generators(device)
+    generators = generators_of(device)
     now = [generator.get_state() for generator in generators]
     _set_states(generators, states)
     yield
     _set_states(generators, now)
 
 
-def _generators(device: torch.device) -> list[torch.Generator]:
+def generators_of(device: torch.device) -> list[torch.Generator]:
     """Those that a layer may draw from."""
     return [torch.default_generator, *([torch.cuda.default_generators[device.index]] if device.type == "cuda" else [])]
 

@@ -173,7 +173,7 @@ class PackKernel:
     def _varlen_forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         _check_rows(query, key, value)
         q, k, v = (x.transpose(0, 1) for x in (query, key, value))
-        out, lse, *_ = aten._flash_attention_forward(q, k, v, *self._shape(query), 0.0, True, False)
+        out, lse, *_ = aten._flash_attention_forward(q, k, v, *self.varlen_shape(query), 0.0, True, False)
         return out.transpose(0, 1), lse
 
     def _varlen_backward(
@@ -182,11 +182,11 @@ class PackKernel:
         _check_rows(query, key, value)
         _check_lse(lse)
         g, q, k, v, o = (x.transpose(0, 1) for x in (gradient, query, key, value, out))
-        shape, state = self._shape(query), _random_state(query)
+        shape, state = self.varlen_shape(query), _random_state(query)
         dq, dk, dv = aten._flash_attention_backward(g, q, k, v, o, lse, *shape, 0.0, True, *state)
         return dq.transpose(0, 1), dk.transpose(0, 1), dv.transpose(0, 1)
 
-    def _shape(self, query: Tensor) -> tuple[Tensor, Tensor, int, int]:
+    def varlen_shape(self, query: Tensor) -> tuple[Tensor, Tensor, int, int]:
         """Bounds of the sequences (int32, contiguous) and their longest, for queries and keys.
 
         At a longest of 1 the kernel would swap heads and tokens of the log-sum-exp: 2 is as right and does not.

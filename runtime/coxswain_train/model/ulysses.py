@@ -102,13 +102,13 @@ class HeadGroup:
         sent = [_rows(x.chunk(self.share)[m] for x in tensors) for m in range(self.share)]
         whole = sent[0].new_empty((sum(self.tokens), *sent[0].shape[1:]))
         self._trade(sent, torch.split(whole, self.tokens))
-        order, _ = self._order(whole.device)
+        order, _ = self.token_order(whole.device)
         widths = [len(x) // self.share for x in tensors]
         return tuple(part.index_select(0, order).transpose(0, 1) for part in torch.split(whole, widths, 1))
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Back again: each [heads / share, the group's tokens, size] to [heads, own tokens, size]."""
-        _, back = self._order(tensors[0].device)
+        _, back = self.token_order(tensors[0].device)
         sent = torch.split(_rows(tensors).index_select(0, back), self.tokens)
         own = [torch.empty_like(sent[self.place]) for _ in sent]
         self._trade(sent, own)
@@ -123,7 +123,7 @@ class HeadGroup:
         received[self.place].copy_(sent[self.place])
         pending.wait()
 
-    def _order(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def token_order(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Where the group's tokens are in those of its members one after another, and the other way round."""
         if self._orders is None:
             order = torch.cat([torch.arange(0), *(torch.arange(a, b) for a, b in self._pieces())])

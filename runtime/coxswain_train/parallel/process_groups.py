@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -218,6 +218,17 @@ def leave_world() -> None:
     dist.destroy_process_group()
 
 
+def open_sockets() -> dict[str, int]:
+    """This process's sockets: the kernel's name of each (descriptors are used again) and its descriptor."""
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208  half the time of pathlib, while peers wait
+        with suppress(OSError):
+            name = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115
+            if name.startswith("socket:"):
+                found[name] = int(entry)
+    return found
+
+
 class WorldAborter:
     """Ends, from another thread, all waits in a world whose peers do not answer any more: `abort_world()`.
 
@@ -226,12 +237,13 @@ class WorldAborter:
     join another world.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sockets: Callable[[], Mapping[str, int]] = open_sockets) -> None:
+        self._sockets = sockets
         self.begin()
 
     def begin(self) -> None:
         """Counts sockets opened from now on to the world that is joined next (or to calls that are repeated)."""
-        self._foreign, self._aborted, self._over = frozenset(_sockets()), False, False
+        self._foreign, self._aborted, self._over = frozenset(self._sockets()), False, False
 
     def is_aborted(self) -> bool:
         """Whether collectives were cut short since `begin`."""
@@ -263,20 +275,9 @@ class WorldAborter:
                 dist.distributed_c10d._abort_process_group()
             except Exception as error:  # another thread uses or aborts the same groups; orders must still be heard
                 log.warning("aborting the communicators: %r", error)
-        for name, descriptor in _sockets().items():
+        for name, descriptor in self._sockets().items():
             if name not in self._foreign:
                 _shut_down(descriptor)
-
-
-def _sockets() -> dict[str, int]:
-    """This process's sockets: the kernel's name of each (descriptors are used again) and its descriptor."""
-    found = {}
-    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208  half the time of pathlib, while peers wait
-        with suppress(OSError):
-            name = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115
-            if name.startswith("socket:"):
-                found[name] = int(entry)
-    return found
 
 
 def _shut_down(descriptor: int) -> None:

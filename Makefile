@@ -60,6 +60,7 @@ style: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.words
+	$(BIN)/python -m tests.private_names
 
 types: .venv/.ready
 	$(BIN)/mypy

@@ -211,7 +211,7 @@ def test_ranks_that_wait_for_one_that_cannot_measure_end_with_it(monkeypatch: py
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(sys, "argv", ["profile", *arguments])
     monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(profiler, "_profile", refuse)
+    monkeypatch.setattr(profiler, "profile", refuse)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert profiler.main(arguments) == 2
     assert [process.returncode for process in started] == [-9, -9]

@@ -201,7 +201,7 @@ async def test_a_process_that_sigkill_does_not_end_is_named_by_its_device_and_no
             await worker.close()
 
 
-async def test_a_fork_server_that_hangs_is_ended_and_its_agent_leaves(tmp_path):
+async def test_a_fork_server_that_hangs_is_ended_with_its_workers(tmp_path):
     async with Forks(tmp_path, patience=0.05) as forks:
         await forks.fork("before")
         before = await forks.noted("before")

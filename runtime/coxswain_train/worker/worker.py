@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing, suppress
 from typing import NoReturn
 
 import torch
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from coxswain import names, wire
 from coxswain.copies import wards_of
@@ -32,15 +32,15 @@ from coxswain_link.step_buffer import columns_of
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
 from coxswain_train.checkpoint.snapshots import snapshots_of
-from coxswain_train.engine.engine import Engine, StepResult
+from coxswain_train.engine.engine import Engine
 from coxswain_train.engine.memory import memory_policy
-from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.live.state import LiveState
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
 from coxswain_train.worker.assignments import ENV_CHANNEL, Assignment, AssignmentChannel
 from coxswain_train.worker.directives import REACH_DEADLINE, DirectiveClient, saved_step
 from coxswain_train.worker.prefetch import BatchPrefetcher
 from coxswain_train.worker.rendezvous import fetch_world, rendezvous
+from coxswain_train.worker.reports import agreed_report, step_report
 from coxswain_train.worker.saves import Saves
 from coxswain_train.worker.takeover import take_over
 from coxswain_train.worker.world_check import WorldCheck
@@ -228,7 +228,7 @@ class Worker:
         surprising = self._lengths.surprises(seconds - waited, plan.makespan_seconds) and self._device.type != "cpu"
         if probes or surprising:  # what slows down one of two probes for a moment is no device's
             probed.append(self._engine.probe())
-        report = _report(
+        report = step_report(
             plan, self._assignment.rank, result, fetched.delivered, seconds, waited, min(probed, default=UNSET)
         )
         self._computing = None
@@ -236,41 +236,14 @@ class Worker:
         garbage.between_steps(plan.step)
 
     def _report_agreed(self) -> None:
-        """Reports a step that all ranks have agreed on and that broke off in its update: the next world finishes it."""
-        cut = self._live.current
-        if self._computing is None or cut is None:
+        if self._computing is None:
             return
-        (plan, delivered), pending, done = self._computing, cut.pending, self._live.unreported
-        if pending is not None and pending.agreed is not None and pending.step == plan.step:
-            loss, agreed = pending.loss_sum, pending.agreed
-        elif done is not None and done.step == plan.step and cut.agreed is not None:
-            loss, agreed = done.loss_sum, cut.agreed
-        else:
-            return
-        rate = learning_rate(self._env.job.optimizer, plan.step, self._env.job.total_steps)
-        report = wire.StepReport(
-            plan.generation, plan.step, self._assignment.rank, loss, delivered, agreed.norm, rate, 0.0, 0.0, 0.0, 0.0,
-            ended=time.time(), totals=wire.Totals(agreed.loss_sum, agreed.delivered),
-        )  # fmt: skip
-        self._outbox.put("/v1/reports", plan.step, report)
+        plan, delivered = self._computing
+        if (report := agreed_report(self._env.job, plan, self._assignment.rank, delivered, self._live)) is not None:
+            self._outbox.put("/v1/reports", plan.step, report)
 
     def _leave(self, directive: wire.StepDirective) -> int:
         self._saves.wait_at_end(directive)
         log.info("rank %d leaves before step %d: %s", self._assignment.rank, directive.step, directive.end)
         leave_world()
         return Exit.DONE if directive.end == "Completed" else Exit.STOPPED
-
-
-def _report(
-    plan: wire.StepPlan, rank: int, result: StepResult, delivered: int, seconds: float, waited: float,
-    probed: float | UnsetType = UNSET,
-) -> wire.StepReport:  # fmt: skip
-    return wire.StepReport(
-        generation=plan.generation, step=plan.step, rank=rank, loss_sum=result.loss_sum, delivered=delivered,
-        gradient_norm=result.gradient_norm, learning_rate=result.learning_rate, seconds=seconds,
-        compute_seconds=result.compute_seconds, data_wait_seconds=waited, reduce_seconds=result.reduce_seconds,
-        timings=result.timings, ended=time.time() - result.evaluation_seconds,
-        evaluation_loss_sum=result.evaluation_loss_sum, evaluation_seconds=result.evaluation_seconds,
-        probe_seconds=probed,
-        totals=wire.Totals(result.agreed.loss_sum, result.agreed.delivered) if result.agreed else UNSET,
-    )  # fmt: skip

@@ -331,7 +331,7 @@ async def test_a_job_that_is_gone_leaves_nothing_to_one_of_its_name(gone_job: st
     assert (executor.refusals(JOB).rejection is None) is (gone_job == "demo")
 
 
-async def test_creations_alone_have_no_time_limit_and_start_slowly_each_time() -> None:
+async def test_creations_alone_start_slowly_each_time() -> None:
     server = Server(seconds=0.2)
     executor = executing(server)
     for _ in range(2):

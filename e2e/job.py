@@ -184,8 +184,10 @@ def completed(job: Job, baseline: Digests, counted: int, ignored: int) -> None:
     assert job.restarts() == (counted, ignored)
 
 
-def suspended(job: Job, baseline: Digests, counted: int, ignored: int) -> None:
-    """Suspends the job: every step so far equals the baseline, as far as that goes, with so many restarts."""
+def goes_on(job: Job, baseline: Digests, counted: int, ignored: int) -> None:
+    """Waits for another checkpoint of an endless job, and suspends it: every step so far equals the baseline, as far as that
+    goes, with so many restarts."""
+    job.wait_for_step(max(job.digests()) + 1)
     job.patch({"suspend": True})
     job.wait("Suspended", deadline=400)
     found = job.digests()

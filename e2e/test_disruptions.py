@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from coxswain import names
-from e2e.job import ENDLESS, Digests, Job, Object, completed, suspended, training
+from e2e.job import ENDLESS, Digests, Job, Object, completed, goes_on, training
 from e2e.provision import eventually
 from e2e.throttle import container_id, stop
 
@@ -67,7 +67,7 @@ def test_a_deleted_pod_is_replaced_and_not_counted(job: Job, baseline: Digests, 
     )
     job.wait_for_step(max(job.digests()) + 1)
     assert others < job.uids(), "a healthy pod was replaced"
-    suspended(job, baseline, 0, 1)
+    goes_on(job, baseline, 0, 1)
 
 
 def test_a_constructor_that_exits_is_restarted_in_its_pod(job: Job, baseline: Digests) -> None:

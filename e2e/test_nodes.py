@@ -9,7 +9,7 @@ import pytest
 
 from e2e import nodes
 from e2e.cluster.node import Node
-from e2e.job import ROLE_LABEL, Digests, Job, Object, completed, training
+from e2e.job import ENDLESS, ROLE_LABEL, Digests, Job, Object, completed, goes_on, training
 from e2e.provision import Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -28,46 +28,47 @@ def second(operator: Site) -> Iterator[Node]:
 
 def test_a_drain_moves_the_whole_job_and_costs_no_counted_restart(job: Job, baseline: Digests, second: Node) -> None:
     with nodes.only(job.site, second):
-        training(job)
+        training(job, **ENDLESS)
     nodes.drain(job.site, second)
     assert homes(job) == {"node-0"}
-    completed(job, baseline, 0, 4)
+    goes_on(job, baseline, 0, 4)
 
 
 def test_a_job_continues_when_the_node_of_all_its_pods_is_killed(job: Job, baseline: Digests, second: Node) -> None:
     with nodes.only(job.site, second):
-        training(job)
+        training(job, **ENDLESS)
     second.kill()
     job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
     nodes.give_back(job.site, second)
-    completed(job, baseline, 0, 4)
+    goes_on(job, baseline, 0, 4)
 
 
 def test_a_job_continues_when_the_node_of_one_trainer_is_killed(job: Job, baseline: Digests, second: Node) -> None:
-    spread(job)
+    spread(job, **ENDLESS)
     second.kill()
     job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
-    completed(job, baseline, 0, 1)
+    job.wait_for_step(max(job.digests()) + 1)
     assert homes(job) == {"node-0"}
+    goes_on(job, baseline, 0, 1)
 
 
 def test_a_node_that_reboots_before_it_is_missed_costs_no_counted_restart(
     job: Job, baseline: Digests, second: Node
 ) -> None:
-    spread(job)
+    spread(job, **ENDLESS)
     second.kill()
     second.start()
     job.wait_for_event("PodDisrupted", UNCOUNTED, NOTICED)
-    completed(job, baseline, 0, 1)
+    goes_on(job, baseline, 0, 1)
 
 
 def test_a_trainer_that_runs_on_behind_a_broken_network_does_no_harm(job: Job, baseline: Digests, second: Node) -> None:
-    spread(job)
+    spread(job, **ENDLESS)
     second.disconnect()
     job.wait_for_event("NodeLost", UNCOUNTED, NOTICED)
     assert second.alive
     second.connect()
-    completed(job, baseline, 0, 1)
+    goes_on(job, baseline, 0, 1)
 
 
 def test_trainers_on_the_network_of_their_nodes_find_each_other(job: Job, baseline: Digests) -> None:

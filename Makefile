@@ -53,7 +53,7 @@ bytecode: style binaries
 slowest: .venv/.ready  ## the 25 slowest tests and files, and each folder, as last measured here
 	@$(BIN)/python -m tests.times
 
-lint: style types  ## ruff, mypy --strict, import contracts, words that must not come back
+lint: style types  ## ruff, mypy --strict, import contracts, words that must not come back, tests' reaches
 
 style: .venv/.ready
 	$(BIN)/ruff check .

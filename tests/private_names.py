@@ -9,12 +9,11 @@ Names that the same file defines are its own. Exit code 1 when something is foun
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.words import ROOT, in_checkout
+
 FOLDERS = ("tests", "bench", "e2e")
 # What namedtuples, os and other packages call so, though all may use it or nothing public gives the same.
 OTHERS = frozenset(
@@ -95,16 +94,11 @@ def reached(text: str) -> list[tuple[int, str]]:
     return sorted({(node.lineno, name) for node in ast.walk(tree) for name in _at(node, own)})  # type: ignore[attr-defined]
 
 
-def _files(paths: list[str]) -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True)
-    named = [Path(path).resolve() for path in paths] or [ROOT / folder for folder in FOLDERS]
-    return [ROOT / name for name in listed.stdout.split() if any((ROOT / name).is_relative_to(top) for top in named)]
-
-
 def main(paths: list[str]) -> int:
-    found = [(path, *place) for path in _files(paths) for place in reached(path.read_text())]
+    files = [path for path in in_checkout(paths or FOLDERS) if path.endswith(".py")]
+    found = [(path, *place) for path in files for place in reached((ROOT / path).read_text())]
     for path, line, name in found:
-        print(f"{path.relative_to(ROOT)}:{line}: {name} is private to another file, or a constant that is replaced")
+        print(f"{path}:{line}: {name} is private to another file, or a constant that is replaced")
     print(f"{len(found)} private names reached for" if found else "no private name is reached for")
     return 1 if found else 0
 

@@ -363,12 +363,17 @@ def _as_path(text: str) -> str:
     return next(old for old in PATHS if old in (path, text) or old.partition("/")[2] == path)
 
 
-def tracked(root: Path = ROOT, below: Iterable[str] = ()) -> list[str]:
-    """Files of the checkout to scan, whether committed or about to be."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *(below or PATTERNS)]
+def in_checkout(paths: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Files of the checkout below these paths, or of these patterns, whether committed or about to be."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
     listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True, timeout=60).stdout.split()
+    return sorted(path for path in set(listed) if (root / path).is_file())
+
+
+def tracked(root: Path = ROOT, below: Iterable[str] = ()) -> list[str]:
+    """Files of the checkout to scan."""
     endings = tuple(pattern.removeprefix("*") for pattern in PATTERNS)
-    return sorted(p for p in set(listed) if p.endswith(endings) and not p.startswith(SKIPPED) and (root / p).is_file())
+    return [p for p in in_checkout(below or PATTERNS, root) if p.endswith(endings) and not p.startswith(SKIPPED)]
 
 
 def found_in(paths: Iterable[str], root: Path = ROOT) -> list[Found]:

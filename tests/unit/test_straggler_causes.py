@@ -33,6 +33,10 @@ class DevicesOnNodes(World):
         return [msgspec.structs.replace(p, node=rank) for rank, p in enumerate(super().places)]
 
 
+def test_no_two_states_and_no_two_causes_are_one() -> None:
+    assert (len(State), len(Cause)) == (len(State.__members__), len(Cause.__members__)) == (3, 7)
+
+
 def test_a_node_is_blamed_when_most_of_its_devices_are_slow_alike() -> None:
     run = running()
     run.world.slow[8:16] = 1.3
@@ -189,6 +193,13 @@ def test_devices_without_figures_count_to_a_node_only_where_they_are_slow() -> N
     assert blamed(2.0, 2.0, 9.0, away=(2,)) == [Cause.DEVICE] * 3, "two of three"
 
 
+def test_a_node_of_which_no_device_has_figures_is_blamed_for_nothing_and_others_as_ever() -> None:
+    every, nodes = np.array([2.0, 2.0, 1.0, 1.0]), np.array([0, 0, 1, 2])
+    present = np.array([True, True, True, False])
+    found = stragglers_causes(every > 1, present, every, nodes, Peers(nodes.tolist()))
+    assert found.tolist() == [Cause.NODE, Cause.NODE, Cause.NONE, Cause.NONE]
+
+
 def test_a_device_on_another_node_is_no_measure() -> None:
     assert blamed(2.0, 2.0, other=9.0) == blamed(2.0, 2.0, other=1.0) == [Cause.NODE] * 2
 
@@ -203,6 +214,7 @@ def test_the_last_stage_is_that_of_each_replica_and_no_other_where_all_have_one(
         "a replica of one stage has nothing to be compared with"
     )
     assert last.factor(np.array([5.0, 3.0, 2.0, 3.0, 2.0])) == 1.5
+    assert last.factor(np.array([0.5, 0.3, 0.2, 0.3, 0.2])) == pytest.approx(1.5), "of plans that say too much, too"
     one, every = LastStage(STAGES[::2]), LastStage(STAGES[1::2])
     assert one.factor(np.array([1.0, 3.0])) == every.factor(np.array([1.0, 3.0])) == 1.0
 
@@ -281,6 +293,14 @@ def test_rates_that_follow_lengths_are_explained_beside_the_shortest_of_the_step
     assert explained(1e-4, lengths) == pytest.approx(np.exp(1e-4 * (np.roll(lengths, 3) - 1000.0)))
     assert explained(-1e-4, lengths).tolist() == [1.0] * 4, "shorter ones are not slower"
     assert explained(1e-4, lengths, steps=1).tolist() == [1.0] * 4, "one step says nothing of one rank"
+
+
+def test_ranks_that_are_slower_than_others_at_any_length_are_so_for_no_length() -> None:
+    lengths, own, fit = np.array([1000.0, 2000.0, 3000.0, 4000.0]), np.array([1.0, 2.0, 1.0, 3.0]), LengthFit(4)
+    for number in range(4):
+        of = np.roll(lengths, number)
+        found = fit.factors(own * np.exp(1e-4 * of), of)
+    assert found == pytest.approx(np.exp(1e-4 * (of - 1000.0)))
 
 
 def test_lengths_of_ranks_without_rates_and_rates_without_lengths_explain_nothing() -> None:

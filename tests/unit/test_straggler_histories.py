@@ -11,6 +11,8 @@ import pytest
 from bench.detect import ONSET, Run, World, switches
 from coxswain.stragglers.baseline import Baseline
 from coxswain.stragglers.detector import Detector
+from coxswain.stragglers.medians import Peers
+from coxswain.stragglers.scores import Scores
 from coxswain.stragglers.states import UNSEEN
 from coxswain.stragglers.values import Place, Report, State, Step, Thresholds
 from tests.unit.straggler_runs import FIRST, confirmed, running, slowed
@@ -262,6 +264,13 @@ def test_a_history_is_known_with_its_last_step_and_that_is_time_enough() -> None
 
 def test_steps_without_figures_are_no_time_for_a_history() -> None:
     assert not learned(*[np.nan] * 9).settled.any()
+
+
+@pytest.mark.parametrize(("rate", "learned"), [(1.09, True), (1.1, False)])
+def test_a_step_at_the_threshold_beside_peers_makes_no_history(rate: float, learned: bool) -> None:
+    peers, baseline = Peers([0] * 3), Baseline(3, 1)
+    Scores(peers, peers, baseline, Thresholds()).observe(np.array([rate, 1.0, 1.0]), np.zeros(3, dtype=bool))
+    assert (~np.isnan(baseline.values)).tolist() == [learned, True, True]
 
 
 def test_a_history_that_is_known_does_not_follow_the_device() -> None:

@@ -73,6 +73,8 @@ def test_offload_and_the_exchange_of_heads_are_part_of_what_a_strategy_is_chosen
     assert hashes[0] == hashlib.sha256(msgspec.json.encode(what)).hexdigest()
     assert len({*hashes, *(asked(each, batch, "Makespan") for each in others)}) == 6
     (kind,) = [kind for kind in kinds_of(plain)[0] if kind.tensor == 1 and kind.layers == (32,)]
+    copied = msgspec.json.encode((*what, (), False, "Ring", True))
+    assert asked(others[0], batch, "Makespan") == hashlib.sha256(copied).hexdigest()
     least, most_, usual = (peak_bytes(each, kind, 8, "None") for each in (moved, exchanged, plain))
     assert least < usual < most_
 
@@ -211,6 +213,14 @@ def test_a_capacity_that_memory_gives_fits_and_the_next_does_not() -> None:
     tokens = capacity_of(asked, kind, "Selective", 8)
     assert peak_bytes(asked, kind, 8, "Selective", tokens) + RESERVED <= asked.memory
     assert peak_bytes(asked, kind, 8, "Selective", tokens + 256) + RESERVED > asked.memory
+    wide = replace(
+        asked, model=msgspec.structs.replace(SMALL, layers=32, kv_heads=4)
+    )  # tokens take more than parameters
+    tight = replace(wide, memory=peak_bytes(wide, kind, 8, "None", 256) + RESERVED)
+    assert capacity_of(tight, kind, "None", 8) == 256
+    assert capacity_of(replace(asked, memory=0), kind, "Selective", 8) == 2**21, (
+        "two million tokens are enough for any task"
+    )
 
 
 # --- costs -------------------------------------------------------------------------------------------------------------
@@ -326,6 +336,28 @@ def test_a_layout_is_chosen_for_makespan_where_the_balance_has_groups_on_none() 
     asked = replace(machine(3, 3, capacity=1024, max_degree=2, longest=2048), model=SMALL)
     sampled = [np.array([2048, *[1024] * 4])]
     assert choose(asked, sampled, "Static") == choose(asked, sampled, "Makespan")
+
+
+def test_a_balance_that_is_not_known_is_refused_and_not_taken_for_one_that_fits_no_layout() -> None:
+    with pytest.raises(Refused, match="balance 'Nearly': not known"):
+        choose(replace(machine(2, 2, capacity=1024), model=SMALL), [np.array([512, 512])], "Nearly")
+
+
+def test_what_was_not_placed_is_estimated_near_what_placing_it_says() -> None:
+    asked, drawn = machine(16), steps(tokens=2**18, count=2)
+    placed = {a.summary: a.seconds for a in choose(asked, drawn, placed=99).alternatives}
+    estimates = [a for a in choose(asked, drawn, placed=1).alternatives if not a.placed]
+    assert len(estimates) > 2
+    for estimate in estimates:
+        assert 0.7 <= estimate.seconds / placed[estimate.summary] <= 1.05, estimate.summary
+
+
+def test_layouts_are_judged_with_tasks_as_large_as_the_policy_has_though_all_sequences_are_shorter() -> None:
+    asked, drawn = machine(2, 2, memory=0), [np.array([512] * 64)]
+    chosen = choose(asked, drawn).chosen
+    counts = ((Kind(1, (32,)), 2),)
+    assert chosen.summary == "2 x tp1pp1"
+    assert chosen.seconds == step_seconds(asked, trial_of(asked, counts, chosen.recompute), drawn, "Makespan")
 
 
 def test_the_same_lengths_and_devices_give_the_same_strategy_bytes() -> None:

@@ -8,6 +8,7 @@ from math import prod
 import msgspec
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from coxswain.config import BatchConfig, ModelConfig, ParallelConfig
 from coxswain.cost import load_constants
@@ -21,6 +22,7 @@ from coxswain.plan.strategy.costs import after_tasks, exchange_of, kind_cost, st
 from coxswain.plan.strategy.judge import kind_ends, step_seconds, trial_of
 from coxswain.plan.strategy.kinds import balanced, by_tensor, fits, fullest, kinds_of, memory_refusals, most, peak_bytes
 from coxswain.plan.strategy.machine import asked, machine_of
+from coxswain.plan.strategy.pool import NEVER, histogram, tables
 from coxswain.plan.strategy.values import Alternative, Kind, Machine, Strategy, described
 
 WHOLE, BATCH = Kind(1, (32,)), BatchConfig(tokens_per_step=2**16, max_sequence_tokens=8192)
@@ -149,6 +151,36 @@ def test_a_pipeline_drains_for_its_own_longest_task_and_not_for_that_of_another_
     assert kind_ends(problem, drafts, [True, False], cost) == pytest.approx(2 * long + cost.after)
 
 
+def test_a_step_ends_with_the_last_kind_of_its_replicas_and_one_without_a_task_adds_nothing() -> None:
+    """Both sequences are on the first kind, then on the second, which is slower by its stages."""
+    plain = machine((3,), capacity=4096)
+    counts = ((Kind(1, (17, 15)), 1), (WHOLE, 1))
+    trial, one = trial_of(plain, counts, "None"), [np.array([1024])]
+    took = step_seconds(plain, trial, one, "Makespan")
+    ends = [cost.tasks.pack_seconds([1024]) * (1 + cost.drain) + cost.after for cost in trial.costs]
+    idle = [cost.after for cost in trial.costs]
+    assert took == pytest.approx(min(max(ends[0], idle[1]), max(ends[1], idle[0])))
+    two = step_seconds(plain, trial, [np.array([4096, 4096])], "Makespan")
+    assert two == pytest.approx(max(c.tasks.pack_seconds([4096]) * (1 + c.drain) + c.after for c in trial.costs))
+
+
+def test_a_ring_that_a_node_does_not_hold_takes_longer_by_the_slower_link() -> None:
+    """Two replicas of two devices make a node of four; a ring of three is on two nodes."""
+    near, far = (linked(machine((4, 4)), 100.0, between) for between in (100.0, 0.01))
+    kind, lengths = Kind(2, (32,)), histogram([np.array([30_000])])
+    alone = [
+        tables([kind], [kind_cost(each, kind, "None")], lengths, [4], [10_000], max_degree=4, node=4).alone[0, 0]
+        for each in (near, far)
+    ]
+    assert alone[0][1] == alone[1][1] == NEVER
+    assert alone[1][2] > 2 * alone[0][2]
+    roomy = [
+        tables([kind], [kind_cost(each, kind, "None")], lengths, [4], [15_000], max_degree=4, node=4).alone[0, 0]
+        for each in (near, far)
+    ]
+    assert roomy[0][1] == pytest.approx(roomy[1][1]), "two are on one node"
+
+
 def test_tensor_groups_are_of_one_trainer_each() -> None:
     uneven = machine((4, 2, 2))
     assert [most(uneven, Kind(t, (32,))) for t in (1, 2, 4)] == [8, 4, 1]
@@ -235,6 +267,13 @@ def test_a_job_is_chosen_for_with_its_own_limits() -> None:
     found = machine_of(MODELS["llama-7b"], policy, BATCH, (8, 8), whole_matrices=True, copies=True)
     assert (found.trainers, found.max_degree, found.recompute, found.attention) == ((8, 8), 3, ("Full",), "Ulysses")
     assert (found.longest, found.whole_matrices, found.copies) == (8192, True, True)
+    assert found.memory == device_memory("a100-80g") > 0
+
+
+def test_replicas_have_the_tasks_of_the_policy_unless_others_are_named() -> None:
+    assert WHOLE.shape(2).tokens is UNSET
+    assert WHOLE.shape(2, 4096).tokens == 4096
+    assert (machine(()).node, machine(()).devices) == (0, 0)
 
 
 def test_no_kind_is_proposed_of_which_the_trainers_make_no_replica() -> None:

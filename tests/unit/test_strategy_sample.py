@@ -15,6 +15,7 @@ LENGTHS = [7, 50, 300, 11, 1000]
 def test_a_step_has_the_tokens_that_were_asked_for_and_cuts_its_last_sequence_alone(tokens: int) -> None:
     for step in sampled_steps(LENGTHS, tokens, 0):
         assert int(step.sum()) == tokens
+        assert step.dtype == np.int64
         assert set(step[:-1].tolist()) <= set(LENGTHS)
         assert 0 < step[-1] <= 1000
 

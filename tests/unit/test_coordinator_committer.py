@@ -269,6 +269,8 @@ def test_an_evaluation_has_no_waves_though_the_steps_of_its_balance_have(tmp_pat
     small = replace(job.parallelism, balance="Waves", tokens_per_replica=64, max_degree=2)
     [found] = commit(committer(replace(job, parallelism=small, batch=replace(job.batch, max_sequence_tokens=128))))
     assert any(task.wave for task in found.plans[2].tasks)
+    assert [p.waves for p in found.plans] == [len({task.wave for task in p.tasks}) for p in found.plans]
+    assert {p.waves for p in commit(committer(job, 2))[0].plans} == {1}, "those of a balance without waves have one"
     assert {task.wave for task in found.plans[2].evaluation.tasks} == {msgspec.UNSET}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from coxswain.config import BatchConfig, EvaluationConfig, PhaseConfig
+from coxswain.config import BatchConfig, EvaluationConfig, JobConfig, PhaseConfig
 from coxswain.errors import Refused, Stale
 from coxswain.layout import Layout
 from coxswain.membership.held_out import hold_out
@@ -154,19 +154,21 @@ def store_at(folder) -> Store:
 
 
 def test_the_end_of_the_data_is_known_when_it_is_committed(tmp_path):
-    job = make_job(tmp_path)
-    once = replace(job, mix=replace(job.mix, sources=tuple(replace(s, max_passes=1) for s in job.mix.sources)))
-    found = commit_to_end(committer(once))
+    found = commit_to_end(committer(in_one_pass(make_job(tmp_path))))[-1]
     assert found.end == found.plans[-1].step + 1
 
 
-def commit_to_end(c: Committer) -> Committed:
-    cursor = initial_cursor(c.job.mix)
-    while True:
-        found = c.commit(cursor, 1000)
-        if found.end is not None:
-            return found
-        cursor = found.cursors[found.next]
+def in_one_pass(job: JobConfig) -> JobConfig:
+    """Each document is trained on once."""
+    return replace(job, mix=replace(job.mix, sources=tuple(replace(s, max_passes=1) for s in job.mix.sources)))
+
+
+def commit_to_end(c: Committer) -> list[Committed]:
+    """All commits until the data ends."""
+    found = [c.commit(initial_cursor(c.job.mix), 1000)]
+    while found[-1].end is None:
+        found.append(c.commit(found[-1].cursors[found[-1].next], 1000))
+    return found
 
 
 def test_a_cursor_that_differs_from_the_recorded_one_of_its_step_is_refused(tmp_path):
@@ -334,9 +336,7 @@ def with_reversed_tasks(c: Committer) -> Committer:
 
 
 def test_the_data_end_with_an_evaluation(tmp_path):
-    job = evaluated_job(tmp_path, every=1000)
-    once = replace(job, mix=replace(job.mix, sources=tuple(replace(s, max_passes=1) for s in job.mix.sources)))
-    found = commit_to_end(committer(once))
+    found = commit_to_end(committer(in_one_pass(evaluated_job(tmp_path, every=1000))))[-1]
     assert [p.evaluation is not None for p in found.plans] == [False] * (len(found.plans) - 1) + [True]
 
 
@@ -345,16 +345,14 @@ def test_a_step_of_ends_alone_behind_the_last_one_leaves_its_evaluation(tmp_path
     """In steps of one token the data ends with such a step: within a segment, and once as the first of its segment."""
     batch = BatchConfig(tokens_per_step=1, max_sequence_tokens=1)
     job = evaluated_job(tmp_path, every=1000, batch=batch, stop_steps=1000)
-    once = replace(job, mix=replace(job.mix, sources=tuple(replace(s, max_passes=1) for s in job.mix.sources)))
+    once = in_one_pass(job)
     lengths = {s.name: [9] * 7 + [20 + (long if s is once.mix.sources[0] else 0)] for s in once.mix.sources}
     views = {
         name: SourceView(name, np.array([8]), lambda b, mine=mine: np.array(mine)) for name, mine in lengths.items()
     }
     held_out = hold_out(once.mix, once.batch, views, 1)
     c = dataclasses.replace(committer(once), stream=Stream(once.mix, once.batch, views, held_out=held_out))
-    found = [c.commit(initial_cursor(once.mix), 1000)]
-    while found[-1].end is None:
-        found.append(c.commit(found[-1].cursors[found[-1].next], 1000))
+    found = commit_to_end(c)
     plans = [plan for each in found for plan in each.plans]
     assert (len(plans), [p.step for p in plans if p.evaluation]) == (found[-1].end, [found[-1].end - 1])
     last = plans[-1].step

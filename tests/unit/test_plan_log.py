@@ -9,23 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from msgspec.structs import replace
 
-from coxswain.config import EvaluationConfig, JobConfig
+from coxswain.config import EvaluationConfig
 from coxswain.errors import Stale
 from coxswain.ladder.lead import PLANNED
 from coxswain.membership.held_out import hold_out
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.planlog import Generation, placement_key
-from coxswain_coordinator.planning.committer import SEGMENT_STEPS, Committer, steps_ahead
+from coxswain_coordinator.planning.committer import SEGMENT_STEPS, steps_ahead
 from coxswain_coordinator.planning.placers import IsLate, Placed, Speeds
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.world.formation import at_checkpoint, next_generation
 from coxswain_link.store import open_store
 from tests.unit.coordinator_fakes import make_job
 from tests.unit.coordinator_samples import agents
-from tests.unit.test_coordinator_committer import commit, committer
+from tests.unit.test_coordinator_committer import commit, commit_to_end, committer, in_one_pass
 
 
 @pytest.fixture
@@ -74,13 +73,12 @@ def test_placements_at_equal_speeds_are_recorded_as_earlier_releases_do_it(tmp_p
 
 def test_steps_that_are_recorded_are_not_placed_again(tmp_path: Path) -> None:
     c, asked = committer(make_job(tmp_path)), list[list[int]]()
-    place = c.place
 
     def counting(wanted: dict[int, list[int]], is_late: IsLate, speeds: Speeds) -> Placed:
         asked.append(sorted(wanted))
-        return place(wanted, is_late, speeds)
+        return c.place(wanted, is_late, speeds)
 
-    counted = Committer(c.job, c.log, c.mixes, c.stream, c.generation, counting)
+    counted = dataclasses.replace(c, place=counting)
     cursor = initial_cursor(c.job.mix)
     three = counted.commit(cursor, 100, most=3)
     assert ([p.step for p in three.plans], three.next, three.decided) == ([0, 1, 2], 3, 8)
@@ -99,22 +97,14 @@ def test_an_evaluation_follows_a_last_step_that_is_the_first_of_its_segment_and_
     """Documents of a step's length each: the data ends with a step that has labels, once behind each place of a segment."""
     ends = set()
     for count in range(12, 20):
-        job = once_with(make_job(tmp_path / str(count), evaluation=EvaluationConfig(every_steps=1000, tokens=1)))
+        job = in_one_pass(make_job(tmp_path / str(count), evaluation=EvaluationConfig(every_steps=1000, tokens=1)))
         views = {
             s.name: SourceView(s.name, np.array([count]), lambda _, n=count: np.full(n, 128)) for s in job.mix.sources
         }
         stream = Stream(job.mix, job.batch, views, held_out=hold_out(job.mix, job.batch, views, 1))
-        c = dataclasses.replace(committer(job), stream=stream)
-        found = [c.commit(initial_cursor(c.job.mix), 1000)]
-        while found[-1].end is None:
-            found.append(c.commit(found[-1].cursors[found[-1].next], 1000))
+        found = commit_to_end(dataclasses.replace(committer(job), stream=stream))
         plans = [plan for each in found for plan in each.plans]
         assert plans[-1].labels > 0
         assert [p.step for p in plans if p.evaluation] == [plans[-1].step]
         ends.add(plans[-1].step % SEGMENT_STEPS)
     assert 0 in ends
-
-
-def once_with(job: JobConfig) -> JobConfig:
-    """Each document is trained on once."""
-    return replace(job, mix=replace(job.mix, sources=tuple(replace(s, max_passes=1) for s in job.mix.sources)))

@@ -71,10 +71,10 @@ def test_offload_and_the_exchange_of_heads_are_part_of_what_a_strategy_is_chosen
     )  # fmt: skip
     hashes = [asked(each, batch, "Makespan") for each in (plain, moved, exchanged)]
     assert hashes[0] == hashlib.sha256(msgspec.json.encode(what)).hexdigest()
-    assert len({*hashes, *(asked(each, batch, "Makespan") for each in others)}) == 6
-    (kind,) = [kind for kind in kinds_of(plain)[0] if kind.tensor == 1 and kind.layers == (32,)]
     copied = msgspec.json.encode((*what, (), False, "Ring", True))
     assert asked(others[0], batch, "Makespan") == hashlib.sha256(copied).hexdigest()
+    assert len({*hashes, *(asked(each, batch, "Makespan") for each in others)}) == 6
+    (kind,) = [kind for kind in kinds_of(plain)[0] if kind.tensor == 1 and kind.layers == (32,)]
     least, most_, usual = (peak_bytes(each, kind, 8, "None") for each in (moved, exchanged, plain))
     assert least < usual < most_
 
@@ -213,9 +213,8 @@ def test_a_capacity_that_memory_gives_fits_and_the_next_does_not() -> None:
     tokens = capacity_of(asked, kind, "Selective", 8)
     assert peak_bytes(asked, kind, 8, "Selective", tokens) + RESERVED <= asked.memory
     assert peak_bytes(asked, kind, 8, "Selective", tokens + 256) + RESERVED > asked.memory
-    wide = replace(
-        asked, model=msgspec.structs.replace(SMALL, layers=32, kv_heads=4)
-    )  # tokens take more than parameters
+    # In this model tokens take more than parameters.
+    wide = replace(asked, model=msgspec.structs.replace(SMALL, layers=32, kv_heads=4))
     tight = replace(wide, memory=peak_bytes(wide, kind, 8, "None", 256) + RESERVED)
     assert capacity_of(tight, kind, "None", 8) == 256
     assert capacity_of(replace(asked, memory=0), kind, "Selective", 8) == 2**21, (

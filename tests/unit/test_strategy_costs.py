@@ -152,7 +152,7 @@ def test_a_pipeline_drains_for_its_own_longest_task_and_not_for_that_of_another_
 
 
 def test_a_step_ends_with_the_last_kind_of_its_replicas_and_one_without_a_task_adds_nothing() -> None:
-    """Both sequences are on the first kind, then on the second, which is slower by its stages."""
+    """One sequence is on the kind with which the step ends earlier; of two each kind has one."""
     plain = machine((3,), capacity=4096)
     counts = ((Kind(1, (17, 15)), 1), (WHOLE, 1))
     trial, one = trial_of(plain, counts, "None"), [np.array([1024])]
@@ -166,19 +166,19 @@ def test_a_step_ends_with_the_last_kind_of_its_replicas_and_one_without_a_task_a
 
 def test_a_ring_that_a_node_does_not_hold_takes_longer_by_the_slower_link() -> None:
     """Two replicas of two devices make a node of four; a ring of three is on two nodes."""
-    near, far = (linked(machine((4, 4)), 100.0, between) for between in (100.0, 0.01))
-    kind, lengths = Kind(2, (32,)), histogram([np.array([30_000])])
-    alone = [
-        tables([kind], [kind_cost(each, kind, "None")], lengths, [4], [10_000], max_degree=4, node=4).alone[0, 0]
-        for each in (near, far)
-    ]
-    assert alone[0][1] == alone[1][1] == NEVER
-    assert alone[1][2] > 2 * alone[0][2]
-    roomy = [
-        tables([kind], [kind_cost(each, kind, "None")], lengths, [4], [15_000], max_degree=4, node=4).alone[0, 0]
-        for each in (near, far)
-    ]
-    assert roomy[0][1] == pytest.approx(roomy[1][1]), "two are on one node"
+    links, kind, lengths = (100.0, 0.01), Kind(2, (32,)), histogram([np.array([30_000])])
+    costs = [kind_cost(linked(machine((4, 4)), 100.0, between), kind, "None") for between in links]
+
+    def alone(capacity: int) -> list[list[float]]:
+        """Seconds on at most one replica, two, ..., over each link between nodes."""
+        each = (tables([kind], [cost], lengths, [4], [capacity], max_degree=4, node=4) for cost in costs)
+        return [table.alone[0, 0].tolist() for table in each]
+
+    near, far = alone(10_000)
+    assert near[1] == far[1] == NEVER
+    assert far[2] > 2 * near[2]
+    near, far = alone(15_000)
+    assert near[1] == pytest.approx(far[1]), "two are on one node"
 
 
 def test_tensor_groups_are_of_one_trainer_each() -> None:

@@ -128,6 +128,10 @@ class Job:
         """Messages of the conditions."""
         return "; ".join(f"{c['type']}={c['status']}: {c['message']}" for c in self.status().get("conditions", ()))
 
+    def wait_for_more(self, steps: int) -> None:
+        """Waits for the checkpoint that makes so many more steps final."""
+        self.wait_for_step(max(self.digests()) + steps)
+
     def wait_for_step(self, step: int, deadline: float = 240) -> None:
         """Waits for the checkpoint that makes `step` final."""
 
@@ -187,7 +191,7 @@ def completed(job: Job, baseline: Digests, counted: int, ignored: int) -> None:
 def goes_on(job: Job, baseline: Digests, counted: int, ignored: int) -> None:
     """Waits for another checkpoint of an endless job, and suspends it: every step so far equals the baseline, as far as that
     goes, with so many restarts."""
-    job.wait_for_step(max(job.digests()) + 1)
+    job.wait_for_more(1)
     job.patch({"suspend": True})
     job.wait("Suspended", deadline=400)
     found = job.digests()

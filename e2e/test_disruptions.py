@@ -43,7 +43,7 @@ def test_kubectl_scale_goes_on_with_another_number_of_trainers_in_the_same_attem
     for before, now in ((2, 3), (3, 2)):
         job.kubectl("scale", "tj", job.name, f"--replicas={now}")
         job.wait_for_event("Scaled", f"from {before} to {now} trainers, without a restart", deadline=120)
-        job.wait_for_step(max(job.digests()) + 1)
+        job.wait_for_more(1)
         eventually(partial(is_sized, job, now), f"{now} trainers are wanted, and there", 60)
     completed(job, baseline, 0, 0)
     assert [attempt.get("rule") for attempt in job.status()["attempts"]] == [None]
@@ -63,7 +63,7 @@ def test_a_deleted_pod_is_replaced_and_not_counted(job: Job, baseline: Digests, 
     job.kubectl("delete", "pod", victim["metadata"]["name"], "--wait=false")
     job.wait_for_event("PodDisrupted", "Disruption: RestartTrainerIgnoringLimit")
     eventually(lambda: len(before ^ job.uids()) == 2, "another pod is in its place", 120)
-    job.wait_for_step(max(job.digests()) + 1)
+    job.wait_for_more(1)
     assert others < job.uids(), "a healthy pod was replaced"
     goes_on(job, baseline, 0, 1)
 

@@ -86,7 +86,7 @@ def test_a_throttled_trainer_is_found_and_planned_around_in_the_same_containers(
         planned = eventually(lambda: planned_from(job), "plans count with the slow trainer", 120)
         (confirmed,) = map(int, re.findall(r"confirmed at step (\d+)", said))
         assert confirmed <= planned <= first + WITHIN
-        job.wait_for_step(max(job.digests()) + 40)
+        job.wait_for_more(40)
         last = max(job.digests())
     assert containers(job) == before and job.restarts() == (0, 0)
     assert_each_step_once(job)
@@ -99,7 +99,7 @@ def test_a_lost_node_costs_at_most_one_step_and_no_healthy_container(job: Job, s
     stays = {name: found for name, found in containers(job).items() if name in on(job, "node-0")}
     second.kill()
     job.wait_for_event("NodeLost", "", NOTICED)
-    job.wait_for_step(max(job.digests()) + 8)
+    job.wait_for_more(8)
     assert {name: containers(job)[name] for name in stays} == stays
     assert job.restarts()[0] == 0 and redone(job) <= 1
     assert_each_step_once(job)
@@ -113,7 +113,7 @@ def test_a_node_that_is_killed_while_the_job_changes_its_size_ends_in_one_world(
     job.wait_for_event("NodeLost", "", NOTICED)
     nodes.give_back(job.site, second)
     has_size(job, 3)
-    job.wait_for_step(max(job.digests()) + 8)
+    job.wait_for_more(8)
     assert job.status()["attempt"] == 0 and job.restarts()[0] == 0
     assert_each_step_once(job)
 
@@ -124,7 +124,7 @@ def test_a_job_is_scaled_up_and_down_in_the_containers_that_it_has(job: Job) -> 
     for count in (3, 2):
         job.kubectl("scale", "tj", job.name, f"--replicas={count}")
         has_size(job, count)
-        job.wait_for_step(max(job.digests()) + 8)
+        job.wait_for_more(8)
         assert before.items() <= containers(job).items()
     assert [m for m in job.events("Scaled") if "without a restart" in m]
     assert job.status()["attempt"] == 0 and job.restarts() == (0, 0)

@@ -66,6 +66,7 @@ def reconcile_gang(ctx: Context, start: Start, found: tuple[failure_policy.Verdi
         message=settled.message or "; ".join(filter(None, (turn.message, _message(ctx)))),
         deletes=(
             *_stale_pods(ctx, status), *force_delete.force_deletes(ctx), *others.deletes, *leftovers.deletes(ctx),
+            *(child_diff.lift_budget(ctx) if held else ()),
         ),
         creates=(*token, *others.creates, *turn.creates, *missing),
         calls=(*(resize.calls(ctx) or suspend.calls(ctx)), *settled.calls),

@@ -197,6 +197,8 @@ def _left_early(pod: PodView) -> MemberFailure:
 def _describe_exit(pod: PodView) -> str:
     fault = parse_fault(pod.message)
     own = f"{pod.pod_reason}: {pod.status_message}" if pod.pod_reason and pod.status_message else pod.reason
+    if pod.exit_code is None and pod.initializing and not own:
+        own = shorten(pod.initializing, 300)
     if pod.reason in NOT_STARTED and pod.message:
         own = f"{pod.reason}: {shorten(pod.message, 300)}"
     said = f"{fault.reason}: {fault.message}" if fault else own

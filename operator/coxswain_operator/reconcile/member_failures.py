@@ -50,6 +50,11 @@ class MemberFailure:
         return frozenset((self.reason, pending.reason(self.pod) if self.pod and self.pod.is_active else self.reason))
 
     @property
+    def unprepared(self) -> bool:
+        """Its node could not mount its volumes, or gave it no network."""
+        return self.pod is not None and self.pod.is_active and self.pod.waiting == pending.UNPREPARED
+
+    @property
     def lost_node(self) -> str:
         """Which node was lost, and how; empty: none was, or it is not known."""
         pod = self.pod

@@ -97,7 +97,12 @@ class Waiting(_Struct, frozen=True):
     message: str | None = None
 
 
+class Running(_Struct, frozen=True):
+    pass
+
+
 class ContainerState(_Struct, frozen=True):
+    running: Running | None = None
     terminated: Terminated | None = None
     waiting: Waiting | None = None
 
@@ -122,6 +127,7 @@ class PodStatus(_Struct, frozen=True):
 class Container(_Struct, frozen=True):
     name: str
     image: str = ""
+    restart_policy: str = ""
 
 
 class PodSpec(_Struct, frozen=True):
@@ -179,6 +185,7 @@ def view_of(pod: Pod) -> PodView:
         ip=status.pod_ip or "",
         waiting=sys.intern(waiting.reason or ""),
         waiting_message=sys.intern(waiting.message or ""),
+        initializing=_initializing(pod.spec, status),
         unscheduled=sys.intern(unplaced.message or ""),
         unscheduled_reason=sys.intern(unplaced.reason or "Unschedulable") if unplaced.status else "",
         group=sys.intern(labels.get(POD_GROUP, "")),
@@ -264,6 +271,21 @@ def _waiting(status: PodStatus) -> Waiting:
     containers = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
     found = (c.state.waiting for c in containers if c.state is not None and c.state.waiting is not None)
     return next((w for w in found if w.reason not in _ORDINARY), Waiting())
+
+
+def _initializing(spec: PodSpec, status: PodStatus) -> str:
+    """The init container that runs, or has failed. Of sidecars, which restart, no container awaits the end."""
+    sidecars = {c.name for c in spec.init_containers or () if c.restart_policy == "Always"}
+    found = (_described(c.name, c.state) for c in status.init_container_statuses or () if c.name not in sidecars)
+    return next(filter(None, found), "")
+
+
+def _described(name: str, state: ContainerState | None) -> str:
+    if state is not None and state.running is not None:
+        return f"init container {name} runs"
+    ended = (state.terminated if state else None) or Terminated()
+    said = ", ".join(filter(None, (ended.reason, ended.message)))
+    return f"init container {name}: exit code {ended.exit_code}{said and f' ({said})'}" if ended.exit_code else ""
 
 
 _ORDINARY = ("PodInitializing", "ContainerCreating", None)

@@ -55,6 +55,7 @@ class PodView:
     ip: str = ""
     waiting: str = ""  # why a container does not start, such as ImagePullBackOff; empty for the ordinary reasons
     waiting_message: str = ""
+    initializing: str = ""  # which init container runs, or has failed and how: then ours has not run
     unscheduled: str = ""  # the scheduler's message while it finds no node
     unscheduled_reason: str = ""  # Unschedulable, SchedulingGated; empty once it has found one
     group: str = ""  # of pods that Kueue admits together

@@ -214,3 +214,24 @@ async def test_a_foreign_secret_under_the_name_stops_nothing() -> None:
     world.put(other)
     await passes(world, keys(OLD))
     assert len(world.created) == 4
+
+
+@pytest.mark.parametrize("rules", [[], [{"name": "soon", "action": "RestartTrainer", "onReasons": ["NotPrepared"]}]])
+async def test_a_secret_that_was_deleted_is_made_again_once_a_pod_could_not_mount_it(rules: list[Manifest]) -> None:
+    world = await started(keys(OLD))
+    world.edit("TrainingJob", "demo", failurePolicy={"rules": rules}, startTimeoutSeconds=60)
+    del world.objects["Secret", named(world, OLD)]
+    lost: Manifest = world.pod("loader-0")
+    world.vanish(lost)
+    controller = Controller(world, world, world.clock, keys=keys(OLD))
+    for _ in range(3):
+        await controller.pass_once(NAMESPACE, "demo")
+    successor: Manifest = world.pod("loader-0")
+    assert (successor["metadata"]["name"], secrets(world)) == ("demo-loader-0-1", [])
+    world.unprepared(successor)
+    world.tick(60)
+    await controller.pass_once(NAMESPACE, "demo")
+    assert secrets(world) == [named(world, OLD)]
+    world.before_call = lambda verb, what: pytest.fail(f"{verb} {what}") if what == named(world, OLD) else None
+    await passes(world, keys(OLD))
+    assert "demo-loader-0-2" in world.created

@@ -85,6 +85,23 @@ async def test_one_value_of_the_annotation_retries_once_and_another_one_again() 
         assert (world.state, world.job["status"]["attempt"]) == ("Failed", attempt)
 
 
+@pytest.mark.parametrize(("code", "state"), [(0, "Completed"), (2, "Failed")])
+async def test_an_annotation_that_the_job_was_created_with_does_not_retry_it_and_another_value_does(
+    code: int, state: str
+) -> None:
+    """As of a manifest that stands in Git since an earlier job, or was copied from one."""
+    world = with_job()
+    ask(world, "1")
+    await begin(world)
+    world.end(world.pod("coordinator"), code, report_text(state, step=100, fault=FAULT if code else None))
+    world.report_now = None
+    await passes(world, 8)
+    assert (world.state, world.job["status"]["attempt"]) == (state, 0)
+    ask(world, "2")
+    await passes(world)
+    assert world.job["status"]["attempt"] == 1
+
+
 async def test_a_long_value_of_the_annotation_retries_once() -> None:
     """The status holds 1,024 characters of it."""
     world = await failed()

@@ -111,3 +111,55 @@ def test_a_member_on_a_lost_node_does_not_serve_although_its_containers_were_rea
 
 def test_a_member_whose_readiness_gate_is_closed_does_not_serve() -> None:
     assert not serves(OURS, PROXY, status="False", reason="ReadinessGatesNotReady")
+
+
+WAITS = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+
+
+def initialized(pod: Manifest, phase: str, *states: tuple[str, Manifest]) -> None:
+    """The pod of a trainer whose own container has not run; `states`: of its init containers, where one restarts."""
+    pod["spec"]["initContainers"] = [
+        {"name": name, "image": "busybox", **({"restartPolicy": "Always"} if name == "constructor" else {})}
+        for name, _ in states
+    ]
+    found = [{"name": name, "ready": False, "state": state} for name, state in states]
+    pod["status"] = {"phase": phase, "initContainerStatuses": found, "containerStatuses": [WAITS]}
+
+
+RUNS: Manifest = {"running": {"startedAt": "1970-01-01T00:16:40Z"}}
+FAILED: Manifest = {"terminated": {"exitCode": 4, "reason": "Error", "message": "no such bucket"}}
+KILLED: Manifest = {"terminated": {"exitCode": 137, "reason": "Error"}}
+
+
+async def test_an_init_container_that_fails_is_named_with_its_end_where_its_pod_is_replaced() -> None:
+    world = await running()
+    initialized(world.pod("trainer-1") or {}, "Failed", ("constructor", KILLED), ("fetch", FAILED))
+    await passes(world)
+    assert "demo-trainer-1-1" in world.created
+    (said,) = [e.message for e in world.events if e.reason == "WorkerRestarted"]
+    assert said == (
+        "trainer-1: no exit code (init container fetch: exit code 4 (Error, no such bucket)); Default: RestartTrainer"
+    )
+
+
+async def test_an_init_container_that_runs_is_what_the_gang_waits_for_and_what_its_time_out_names() -> None:
+    world = await running(startTimeoutSeconds=60)
+    for member in ("trainer-0", "trainer-1"):
+        initialized(world.pod(member) or {}, "Pending", ("constructor", RUNS), ("fetch", RUNS))
+    await passes(world)
+    assert world.condition("PodsReady")["message"].endswith("trainer-0 and 1 more: init container fetch runs")
+    world.tick(60)
+    await passes(world, 1)
+    said = [e.message for e in world.events if e.reason == "WorkerRestarted"]
+    assert said[0].startswith("trainer-0: init container fetch runs: not started within startTimeoutSeconds (60)")
+
+
+@pytest.mark.parametrize("reason", ["Evicted", "UnexpectedAdmissionError"])
+async def test_why_the_node_ended_a_pod_says_more_than_its_init_container(reason: str) -> None:
+    world = await running()
+    pod: Manifest = world.pod("trainer-1")
+    initialized(pod, "Failed", ("constructor", KILLED), ("fetch", KILLED))
+    pod["status"] |= {"reason": reason, "message": "The node was low on resource: memory"}
+    await passes(world)
+    (said,) = [e.message for e in world.events if "trainer-1" in e.message and e.warning]
+    assert "low on resource" in said and "init container" not in said

@@ -75,6 +75,7 @@ def conclude(ctx: Context, result: PolicyResult) -> Decision:
         progress.count_pods(deadlines.clocked(ctx, result), ctx),
         conditions=conditions(ctx, result),
         event_sequence=events.last_published(old, result.status, mark),
+        retried=result.status.retried if old.conditions else retry.known_from_start(ctx),
         observed_generation=generation(ctx.observed.job),
     )
     due = due_at(old, new, ctx.now)

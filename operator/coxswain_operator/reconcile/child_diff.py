@@ -52,6 +52,12 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     return ChildDiff(deletes, tuple(Create(m) for m in missing), needed)
 
 
+def lift_budget(ctx: Context) -> tuple[Delete, ...]:
+    """Ends the protection of a gang without pods: alerts on budgets ask for healthy pods, whatever the job does."""
+    found = (c for c in ctx.observed.children if c.kind == BUDGET and not c.deleting)
+    return tuple(Delete(c.kind, c.name, c.uid) for c in found)
+
+
 def budget_due(ctx: Context) -> float:
     """When the budget may be made; infinity while the gang is not whole, as there is nothing to protect.
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain_operator.children.pods import SERVICES
-from coxswain_operator.reconcile import attempts, deadlines, force_delete, queueing, room
+from coxswain_operator.reconcile import attempts, child_diff, deadlines, force_delete, queueing, room
 from coxswain_operator.reconcile.actions import Decision, Delete, WriteStatus, requeues
 from coxswain_operator.reconcile.context import Context, generation
 from coxswain_operator.reconcile.result import PolicyResult, Termination
@@ -86,6 +86,7 @@ def reconcile_finished(ctx: Context) -> Decision:
         (
             *_observed(ctx),
             *due,
+            *child_diff.lift_budget(ctx),
             *force_delete.force_deletes(ctx),
             *queueing.release_groups(ctx.kept_pods),
             *queueing.release_workloads(ctx.observed.admissions, ctx.observed.pods),

@@ -58,7 +58,7 @@ def reconcile_gang(ctx: Context, start: Start, found: tuple[failure_policy.Verdi
     others = child_diff.diff_children(ctx, start, status)
     starting = status.attempt == ctx.status.attempt and not others.stale and not held and not turn.waits
     missing = tuple(_missing_pods(ctx, status, start)) if starting else ()
-    token = job_token.creates(ctx, status) if missing else ()
+    token = job_token.creates(ctx, status, bool(missing), any(v.failure.unprepared for v in found))
     return PolicyResult(
         state=QUEUED if held or turn.waits else ctx.state_of_gang,
         status=status,
@@ -66,6 +66,7 @@ def reconcile_gang(ctx: Context, start: Start, found: tuple[failure_policy.Verdi
         message=settled.message or "; ".join(filter(None, (turn.message, _message(ctx)))),
         deletes=(
             *_stale_pods(ctx, status), *force_delete.force_deletes(ctx), *others.deletes, *leftovers.deletes(ctx),
+            *(child_diff.lift_budget(ctx) if held else ()),
         ),
         creates=(*token, *others.creates, *turn.creates, *missing),
         calls=(*(resize.calls(ctx) or suspend.calls(ctx)), *settled.calls),

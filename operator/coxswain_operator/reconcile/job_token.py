@@ -23,10 +23,13 @@ def is_open(ctx: Context) -> bool:
     return ctx.status.trainers.desired == 0 or not (ctx.observed.pods or ctx.status.token_secret in _known(ctx))
 
 
-def creates(ctx: Context, status: JobStatus) -> tuple[Create, ...]:
-    """The Secret, before the first pod that mounts it; then it is there, and the operator has no right to look."""
+def creates(ctx: Context, status: JobStatus, with_pods: bool, unprepared: bool) -> tuple[Create, ...]:
+    """The Secret, before the first pod that mounts it; then it is there, and the operator has no right to look. Again, once a pod
+    is given up that its node could not prepare: the Secret may have been deleted.
+    """
     token = _known(ctx).get(status.token_secret)
-    return (Create(secret(ctx.observed.job, token)),) if token and not (ctx.status.seen and ctx.observed.pods) else ()
+    first = with_pods and not (ctx.status.seen and ctx.observed.pods)
+    return (Create(secret(ctx.observed.job, token)),) if token and (first or unprepared) else ()
 
 
 def describe(ctx: Context) -> str:

@@ -50,6 +50,11 @@ class MemberFailure:
         return frozenset((self.reason, pending.reason(self.pod) if self.pod and self.pod.is_active else self.reason))
 
     @property
+    def unprepared(self) -> bool:
+        """Its node could not mount its volumes, or gave it no network."""
+        return self.pod is not None and self.pod.is_active and self.pod.waiting == pending.UNPREPARED
+
+    @property
     def lost_node(self) -> str:
         """Which node was lost, and how; empty: none was, or it is not known."""
         pod = self.pod
@@ -197,6 +202,8 @@ def _left_early(pod: PodView) -> MemberFailure:
 def _describe_exit(pod: PodView) -> str:
     fault = parse_fault(pod.message)
     own = f"{pod.pod_reason}: {pod.status_message}" if pod.pod_reason and pod.status_message else pod.reason
+    if pod.exit_code is None and pod.initializing and not own:
+        own = shorten(pod.initializing, 300)
     if pod.reason in NOT_STARTED and pod.message:
         own = f"{pod.reason}: {shorten(pod.message, 300)}"
     said = f"{fault.reason}: {fault.message}" if fault else own

@@ -35,11 +35,17 @@ def describe(pods: Iterable[PodView]) -> str:
     """Which members wait for what; members with the same reason share an entry."""
     groups: dict[str, list[str]] = {}
     for pod in pods:
-        if reason(pod) and pod.is_active and not pod.deleting:
-            message = pod.unscheduled if pod.unscheduled_reason else pod.waiting_message
-            groups.setdefault(f"{reason(pod)}: {message}".removesuffix(": "), []).append(pod.member)
+        if (text := _described(pod)) and pod.is_active and not pod.deleting:
+            groups.setdefault(text, []).append(pod.member)
     parts = [f"{_names(members)}: {text}" for text, members in list(groups.items())[:_MAX_GROUPS]]
     return "; ".join((*parts, *(("...",) if len(groups) > _MAX_GROUPS else ())))
+
+
+def _described(pod: PodView) -> str:
+    if not reason(pod):
+        return pod.initializing
+    message = pod.unscheduled if pod.unscheduled_reason else pod.waiting_message
+    return f"{reason(pod)}: {message}".removesuffix(": ")
 
 
 def _names(members: list[str]) -> str:

@@ -20,6 +20,11 @@ def without_pods(ctx: Context) -> Context:
     return dataclasses.replace(ctx, observed=dataclasses.replace(ctx.observed, pods=()))
 
 
+def known_from_start(ctx: Context) -> str | None:
+    """The annotation that the job is created with, as of a manifest that was copied: it asks for nothing that is to come."""
+    return retry_value(ctx.observed.job) or None
+
+
 def reopen(ctx: Context) -> PolicyResult:
     """Begins an attempt with fresh counters. History, progress and checkpoint stay."""
     status = replace(

@@ -170,7 +170,7 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
     active_seconds: int = 0  # before `active_since`
     updated_at: str = ""  # when this was written
     active_since: str | msgspec.UnsetType = msgspec.UNSET  # unset: queued, suspended or not started
-    retried: str | None = None  # the value of names.ANNOTATION_RETRY that the latest retry answered
+    retried: str | None = None  # the value of names.ANNOTATION_RETRY that the latest retry answered, or from the start
     pinned: Pinned | None = None  # None: the next start settles it
     stream_hash: str | None = None  # of the latest start: what its checkpoints continue
     gang: GangStatus | msgspec.UnsetType = msgspec.UNSET  # of a job that was half placed, until all its pods work

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain.names import ANNOTATION_STOP_AT
-from coxswain_operator.reconcile import attempts, force_delete, incarnations, room
+from coxswain_operator.reconcile import attempts, child_diff, force_delete, incarnations, room
 from coxswain_operator.reconcile.actions import CheckpointAndStop, Delete
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.result import PolicyResult
@@ -51,7 +51,7 @@ def reconcile_suspend(ctx: Context) -> PolicyResult:
     if not ctx.observed.pods:
         status = replace(attempts.unsettled(renewed), gang=UNSET)
         text = "; ".join(filter(None, (_saved(ctx), room.refusal(ctx))))
-        return PolicyResult("Suspended", status, "Suspended", text)
+        return PolicyResult("Suspended", status, "Suspended", text, child_diff.lift_budget(ctx))
     if ctx.coordinator is not None and ctx.coordinator.is_active and _has_begun(ctx) and ctx.now < _deadline(ctx):
         call = CheckpointAndStop("suspended")
         text = "waits for the checkpoint, then for the pods to leave"

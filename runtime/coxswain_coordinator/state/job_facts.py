@@ -134,6 +134,11 @@ class JobFacts:
         """Records that a rank of a world that this coordinator has not adopted yet was left to begin a step alone."""
         self._begun_alone = max(self._begun_alone, (generation, step))
 
+    def early_exit(self, generation: int) -> WorkerExit | None:
+        """The end of a worker of this generation, if one was reported before there was a world."""
+        early = self._early_exit
+        return early if early is not None and early.generation == generation else None
+
     def wait_for_claim(self, words: str) -> None:
         self.awaited_claim = words
         self.notifier.notify(Topic.ANY)

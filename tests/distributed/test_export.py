@@ -22,6 +22,7 @@ from coxswain.config import CustomModel, EndpointConfig, ModelConfig, TokenizerC
 from coxswain.errors import Refused
 from coxswain.models import parameter_specs
 from coxswain.planlog import manifest_key
+from coxswain.wire import Shard
 from coxswain_data.tokenizer import open_tokenizer
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
@@ -367,6 +368,36 @@ def test_an_interrupted_export_leaves_nothing_and_the_next_one_is_whole(
     (tmp_path / f".{name}.partial" / "half").write_bytes(b"x")
     assert export(store, tmp_path / name) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["run", name])
+
+
+def test_an_export_of_a_step_without_a_checkpoint_names_the_steps_that_have_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(tmp_path / "run", drawn(MODEL), MODEL)
+    assert main([(tmp_path / "run").as_uri(), str(tmp_path / "out"), "4"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("NoCheckpoint: ")
+    assert "no checkpoint of step 4; give the STEP of one that it holds, the last of which are 3, or" in said
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
+def test_a_checkpoint_that_its_job_drops_while_it_is_exported_is_not_said_to_be_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """As the job's coordinator drops it: the manifest first, then the shards."""
+    store = checkpoint(tmp_path / "run", drawn(MODEL), MODEL)
+    plain = save_load.read_shard
+
+    def dropping(store: Store, shard: Shard) -> dict[str, Tensor]:
+        store.delete("manifests/none" if kept else manifest_key(3))
+        store.delete(shard.key)
+        return plain(store, shard)
+
+    monkeypatch.setattr(save_load, "read_shard", dropping)
+    with pytest.raises(Refused) as refused:
+        export(store, tmp_path / "out")
+    assert refused.value.reason == ("TornCheckpoint" if kept else "CheckpointDropped")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_export_never_mixes_with_what_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,6 +143,28 @@ def test_a_collection_that_failed_amid_the_deletions_deletes_the_rest_when_it_is
     assert keys(store, "shards/") == ["own-12"]
 
 
+def test_what_a_collection_has_left_of_a_manifest_that_is_gone_is_deleted_at_the_end(job):
+    """The store fails amid the deletions, and a world begins before the collection is repeated: it lists the manifests again."""
+    store = store_with(job, saved(job, 6), saved(job, 12))
+    checkpoints, delete = CheckpointStore(job, store), store.delete
+    checkpoints.open()
+
+    def failing(key: str) -> None:
+        if key.startswith("shards/"):
+            raise StoreUnavailable("the store is away")
+        delete(key)
+
+    store.delete = failing
+    with pytest.raises(StoreUnavailable):
+        collect(checkpoints, set)
+    store.delete = delete
+    checkpoints.newest()
+    collect(checkpoints, set)
+    assert (keys(store, "manifests/"), keys(store, "shards/")) == (["step-0000000012"], ["own-12", "own-6"])
+    checkpoints.collect_garbage()
+    assert keys(store, "shards/") == ["own-12"]
+
+
 @pytest.mark.parametrize("moment", ["the manifest goes", "shards go", "it is asked what is under way"])
 def test_a_shard_of_a_manifest_that_is_made_during_a_collection_stays(job, moment):
     """Ranks save it once the collection has begun, and it leaves the saves under way when the manifest is made."""

@@ -20,7 +20,7 @@ from coxswain_link.http_server import HttpService
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.views import Manifest
 from tests.unit.coordinator_fakes import TOKEN, make_job
-from tests.unit.coordinator_lead import Lead, begun, leading, moved_to, small, training
+from tests.unit.coordinator_lead import Lead, begun, leading, moved_to, register, saved_and_moved, small, training
 from tests.unit.coordinator_samples import agents
 from tests.unit.test_reconcile_jobcontrol import knowing
 
@@ -107,6 +107,40 @@ async def test_a_number_that_is_taken_back_behind_the_directive_leaves_the_chang
         await resize(lead.state, 2)
         await asyncio.sleep(5)
         assert session.move.decided
+
+
+async def shrunk(lead: Lead) -> None:
+    """A job of two trainers has one; the other one's pod has registered once more, and is deleted then."""
+    await lead.close(0, 1)
+    session = lead.state.session
+    await resize(lead.state, 1)
+    await lead.until(lambda: session.move)
+    assert session.directive(session.move.step).end == "Moved"
+    await saved_and_moved(lead, session.move.step, 2)
+    register(lead, replace(agents(2)[1], left=1, instance="left"))
+    await lead.close(2)
+
+
+async def test_a_job_that_grows_again_waits_for_the_new_pods_of_trainers_that_have_left(tmp_path):
+    """The coordinator is asked before there are pods."""
+    async with training(small(tmp_path, min_trainers=1)) as lead:
+        await shrunk(lead)
+        session, lost = lead.state.session, lead.state.worlds_lost
+        waiting = wire.SizeReply("UnderWay", 1, "waiting for trainer-1 to register")
+        assert await resize(lead.state, 2) == waiting
+        await lead.close(3)
+        assert (session.move, lead.state.worlds_lost) == (None, lost)
+        register(lead, replace(agents(2)[1], pod="pod-1-1", instance="new"))
+        await lead.until(lambda: session.move)
+        assert session.move.why == "trainer-1 joined"
+
+
+async def test_a_trainer_that_has_left_and_is_wanted_again_before_its_pod_is_deleted_is_asked_to_register(tmp_path):
+    async with training(small(tmp_path, min_trainers=1)) as lead:
+        await shrunk(lead)
+        assert lead.state.registry.knows("left")
+        await resize(lead.state, 2)
+        assert not lead.state.registry.knows("left"), "ends its poll of the world"
 
 
 async def test_no_trainer_trains_in_a_world_that_is_lost_or_not_there_yet(tmp_path):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
+import msgspec
 import pytest
+import torch
+from msgspec import UNSET
 
 from coxswain.config import OptimizerConfig
 from coxswain.layout import Device, uniform_layout
 from coxswain.wire import StepReport, Totals, World
 from coxswain_train.engine.engine import StepResult
-from coxswain_train.live.state import Cut, Finished, LiveState
+from coxswain_train.live.state import Cut, Finished, LiveState, PendingStep
+from coxswain_train.parallel.zero1 import GlobalStats
+from coxswain_train.worker.reports import step_report
 from tests.step_samples import plan
 from tests.unit import report_samples
 from tests.unit.living_samples import STATS, pending, state_of
@@ -91,3 +97,18 @@ def test_a_step_without_a_vote_is_not_reported_nor_one_step_as_another(
 def test_a_step_that_has_ended_is_reported_once(left: Callable[..., list[Any]]) -> None:
     report, *rest = left(LiveState(cut(8, pending=AGREED)), 8, False)
     assert (report[:2], rest) == (("/v1/reports", 8), [*PARTS, "flush"])
+
+
+INFINITE = GlobalStats(inf, 2.5)
+
+
+def test_a_report_of_a_loss_that_is_not_finite_can_be_read_though_the_gradient_is_finite(
+    left: Callable[..., list[Any]],
+) -> None:
+    """The coordinator ends the job by it, as Diverged."""
+    live = LiveState(cut(8, pending=PendingStep(8, torch.ones(6), None, inf, INFINITE)))
+    broke_off = next(said[2] for said in left(live, 8) if said[0] == "/v1/reports")
+    computed = step_report(plan(8), 2, StepResult(inf, 2.5, 0.25, 1.0, 0.0, (), agreed=INFINITE), DELIVERED, 1.0, 0.0)
+    for report in (broke_off, computed):
+        read = msgspec.json.decode(msgspec.json.encode(report), type=StepReport)
+        assert (read.loss_sum, read.gradient_norm, read.totals) == (None, 2.5, UNSET)

@@ -45,6 +45,8 @@ class Manifests:
             self.belated.append(max(steps))
             steps.remove(max(steps))
         self.steps = steps
+        for step in self.named.keys() - found.keys():  # what they named and has stayed is an orphan
+            self.named.pop(step, None)
         return self._newest if steps else None
 
     def _is_whole(self, step: int) -> bool:

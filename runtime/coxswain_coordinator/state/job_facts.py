@@ -106,9 +106,13 @@ class JobFacts:
 
     def _joins(self) -> bool:
         """Whether a trainer has registered that is not in the world: the next one has it."""
-        layout = self.session.world.layout if self.session else Layout(())
-        here = {device.trainer for device in devices_of(layout)}
+        here = self._here()
         return any(index_of(member.name) not in here for member in self.registry.present("trainer", self.size))
+
+    def _here(self) -> set[int]:
+        """Indices of the trainers of the world, also of a lost one."""
+        layout = self.session.world.layout if self.session else Layout(())
+        return {device.trainer for device in devices_of(layout)}
 
     def current_session(self, generation: int) -> Session:
         """The session that a message of this generation is for.
@@ -134,6 +138,11 @@ class JobFacts:
         """Records that a rank of a world that this coordinator has not adopted yet was left to begin a step alone."""
         self._begun_alone = max(self._begun_alone, (generation, step))
 
+    def early_exit(self, generation: int) -> WorkerExit | None:
+        """The end of a worker of this generation, if one was reported before there was a world."""
+        early = self._early_exit
+        return early if early is not None and early.generation == generation else None
+
     def wait_for_claim(self, words: str) -> None:
         self.awaited_claim = words
         self.notifier.notify(Topic.ANY)
@@ -158,9 +167,14 @@ class JobFacts:
         self.notifier.notify(Topic.ANY)
 
     def resize(self, trainers: int) -> None:
-        """Plans a change to so many trainers: those that are there, and those that will be."""
+        """Plans a change to so many trainers: those that are there, and those that will be.
+
+        One that has left before and is to come back registers again: its pod may be gone since.
+        """
+        for index in set(range(self.changes.size, trainers)) - self._here():
+            self.registry.expect("trainer", f"trainer-{index}")
         self.changes.size = trainers
-        self.notifier.notify(Topic.ANY)
+        self.notifier.notify(Topic.WORLD)
 
     def log_steps(self, now: bool = False) -> None:
         """Logs closed steps once a line is due, or `now`, and measures the trainers with them."""

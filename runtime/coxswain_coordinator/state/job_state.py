@@ -230,7 +230,7 @@ class JobState(JobSteps):
         """Marks an adopted world lost. Agents whose workers have left it already need not register again."""
         left = [m for m in self.registry.present("trainer", 1 << 30) if m.generation != self.generation]
         assert self.session is not None
-        early = self._early_exit if self._early_exit and self._early_exit.generation == self.generation else None
+        early = self.early_exit(self.generation)
         self.mark_world_lost(ended(early) if early else why)
         self.session.hearsay = Hearsay.EXIT if early else Hearsay.LOST_PEER
         for member in left:

@@ -303,8 +303,9 @@ class WorldManager:
         if all(m in there for m in members):
             if chosen is not None:
                 run.take_strategy(chosen, mine=False)
-            self._enter(record, members, adopted=True, left=not runs)
-            if not runs:
+            left = not runs or run.early_exit(record.generation) is not None  # its agent may register as it was before
+            self._enter(record, members, adopted=True, left=left)
+            if left:
                 run.leave_world("some of its workers left it while there was no coordinator")
         return True
 

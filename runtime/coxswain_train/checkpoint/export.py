@@ -34,6 +34,7 @@ from coxswain_train.checkpoint.safetensors_out import DTYPES, OutputFile, Writer
 from coxswain_train.checkpoint.tokenizer_out import write_tokenizer
 
 _DIGITS = 19  # with fewer of them a number may be one of steps
+_NAMED = 5  # steps of checkpoints in a message
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -51,8 +52,14 @@ def export(store: Store, output: Path, step: int | None = None, options: Options
 
     Memory holds one shard of the checkpoint at a time, however large the model is.
     """
-    options = options or Options()
-    manifest = save_load.read_manifest(store, _newest(store) if step is None else manifest_key(step))
+    step = _step_of(store, step)
+    with _kept(store, step):
+        _export(store, step, output, options or Options())
+    return step
+
+
+def _export(store: Store, step: int, output: Path, options: Options) -> None:
+    manifest = save_load.read_manifest(store, manifest_key(step))
     manifest = replace(manifest, shards=tuple(with_boxes(store, manifest.shards)))
     if output.suffix == ".safetensors":
         _check_file(output)
@@ -64,7 +71,21 @@ def export(store: Store, output: Path, step: int | None = None, options: Options
         with _partial(output) as folder:
             folder.mkdir(parents=True)
             _write_folder(store, manifest, folder, options)
-    return manifest.step
+
+
+@contextmanager
+def _kept(store: Store, step: int) -> Iterator[None]:
+    """A job that runs on drops checkpoints, also while one is read: nothing is wrong with those that it keeps."""
+    try:
+        yield
+    except Refused as error:
+        if error.reason != "TornCheckpoint" or store.exists(manifest_key(step)):
+            raise
+        raise Refused(
+            "CheckpointDropped",
+            f"{store.uri}: the job that runs on has dropped the checkpoint of step {step} meanwhile; export again, raise "
+            "checkpoint.keepLast, or name the STEP of one that checkpoint.keepEvery keeps",
+        ) from error
 
 
 def _write_folder(store: Store, manifest: CheckpointManifest, folder: Path, options: Options) -> None:
@@ -154,13 +175,20 @@ def _tokenizer(manifest: CheckpointManifest, given: str) -> TokenizerConfig | No
     return known
 
 
-def _newest(store: Store) -> str:
-    keys = [o.path for o in store.list("manifests/") if manifest_step(o.path) is not None]
-    if not keys:
+def _step_of(store: Store, wanted: int | None) -> int:
+    """The step that is wanted, or the newest. Raises Refused where no checkpoint is of it."""
+    there = sorted(step for o in store.list("manifests/") if (step := manifest_step(o.path)) is not None)
+    if not there:
         raise Refused(
             "NoCheckpoint", f"{store.uri} holds no checkpoint; give the checkpoint.uri of a job that saved one"
         )
-    return max(keys)
+    if wanted is not None and wanted not in there:
+        raise Refused(
+            "NoCheckpoint",
+            f"{store.uri} holds no checkpoint of step {wanted}; give the STEP of one that it holds, the last of which are "
+            f"{', '.join(map(str, there[-_NAMED:]))}, or nothing for the newest",
+        )
+    return there[-1] if wanted is None else wanted
 
 
 def _shapes(store: Store, manifest: CheckpointManifest) -> Shapes:

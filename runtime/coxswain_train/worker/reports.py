@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import isfinite
 
 from msgspec import UNSET, UnsetType
 
@@ -11,6 +12,7 @@ from coxswain.config import JobConfig
 from coxswain_train.engine.engine import StepResult
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.live.state import LiveState
+from coxswain_train.parallel.zero1 import GlobalStats
 
 
 def step_report(
@@ -25,7 +27,7 @@ def step_report(
         timings=result.timings, ended=time.time() - result.evaluation_seconds,
         evaluation_loss_sum=result.evaluation_loss_sum, evaluation_seconds=result.evaluation_seconds,
         probe_seconds=probed,
-        totals=wire.Totals(result.agreed.loss_sum, result.agreed.delivered) if result.agreed else UNSET,
+        totals=totals_of(result.agreed),
     )  # fmt: skip
 
 
@@ -46,5 +48,12 @@ def agreed_report(
     rate = learning_rate(job.optimizer, plan.step, job.total_steps)
     return wire.StepReport(
         plan.generation, plan.step, rank, loss, delivered, agreed.norm, rate, 0.0, 0.0, 0.0, 0.0,
-        ended=time.time(), totals=wire.Totals(agreed.loss_sum, agreed.delivered),
+        ended=time.time(), totals=totals_of(agreed),
     )  # fmt: skip
+
+
+def totals_of(agreed: GlobalStats | None) -> wire.Totals | UnsetType:
+    """None where the loss is no finite number, which JSON has not: a coordinator could not read the report."""
+    if agreed is None or not isfinite(agreed.loss_sum):
+        return UNSET
+    return wire.Totals(agreed.loss_sum, agreed.delivered)

@@ -119,6 +119,7 @@ class StreamDataset(IterableDataset[StepBatch]):
         self._cache, self._secrets_dir, self._held_out = cache, secrets_dir, held_out
         self._cursor, self._record = initial_cursor(mix), record_of(mix, 0)
         self._turn: _Turn | None = None
+        self._begin: tuple[Cursor, _Turn | None] = self._cursor, None  # of each walk of a worker of a loader
         data = LocalData(mix, open_store(cache, create=True), secrets_dir)
         self.vocabulary = data.vocabulary()
         self._blocks = {s.name: data.blocks(s.name) for s in mix.sources}
@@ -138,9 +139,15 @@ class StreamDataset(IterableDataset[StepBatch]):
         )
 
     def __iter__(self) -> Iterator[StepBatch]:
-        """Yields the steps from the dataset's cursor on."""
+        """Yields the steps from the dataset's cursor on.
+
+        In a worker of a DataLoader, from where it was when the worker started, or loaded a state: how far the worker has read
+        ahead says nothing of what its loader has given, which may keep its workers for another walk (`persistent_workers`).
+        """
         data, stream = self._opened()
         worker = get_worker_info()
+        if worker:
+            self._cursor, self._turn = self._begin
         workers = worker.num_workers if worker else 1
         turn = self._turn or _Turn(workers, worker.id if worker else 0)
         if turn.workers != workers:
@@ -175,6 +182,7 @@ class StreamDataset(IterableDataset[StepBatch]):
         self._cursor = msgspec.convert(state["cursor"], Cursor)
         self._record = self._record_after(state)
         self._turn = msgspec.convert(state["turn"], _Turn) if "turn" in state else None
+        self._begin = self._cursor, self._turn
 
     def _record_after(self, state: dict[str, Any]) -> MixRecord:
         """An edit of weights, passes or phases makes a record of its own. A state without a record counts as not edited."""
@@ -231,7 +239,8 @@ class StreamDataset(IterableDataset[StepBatch]):
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which opens its own readers."""
-        return {**self.__dict__, "_data": None, "_stream": None, "_process": 0}
+        begin = self._cursor, self._turn
+        return {**self.__dict__, "_data": None, "_stream": None, "_process": 0, "_begin": begin}
 
 
 def _other_workers(before: int, now: int) -> Refused:

@@ -6,11 +6,15 @@ as they are. `%` itself is written as `%25`.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from urllib.parse import unquote
 
+from coxswain.errors import Refused
+
 _FILE = "file:"
 BUCKET = r"[A-Za-z0-9._:-]+"  # as a pattern
+_NO_PART = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f]")  # of a path in a bucket: obstore reads no such key
 
 
 def file_uri(path: Path | str) -> str:
@@ -28,15 +32,25 @@ def file_path(uri: str) -> Path:
 
 
 def bucket_and_prefix(uri: str) -> tuple[str, str]:
-    """The parts of s3://bucket/prefix. A key is taken as it is, whatever letters it has."""
+    """The parts of s3://bucket/prefix. A key is taken as it is, whatever letters it has. Raises Refused (InvalidPath)."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    return bucket, prefix.strip("/")
+    return bucket, _checked(uri, prefix.strip("/"))
 
 
 def folder_and_key(uri: str) -> tuple[str, str]:
-    """The URI of an object's folder, and its key there."""
+    """The URI of an object's folder, and its key there. Raises Refused (InvalidPath)."""
     folder, _, name = uri.rpartition("/")
-    return folder, _decoded(name) if is_file(uri) else name
+    return folder, _decoded(name) if is_file(uri) else _checked(uri, name)
+
+
+def _checked(uri: str, path: str) -> str:
+    """A path in a bucket, or none."""
+    if path and _NO_PART.search(path):
+        raise Refused(
+            "InvalidPath",
+            f"uri {uri!r}: no part of a path in a bucket may be empty, '.' or '..', or have a control character; correct it",
+        )
+    return path
 
 
 def _decoded(text: str) -> str:

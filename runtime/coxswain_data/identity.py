@@ -61,6 +61,10 @@ class FileIdentities:
             found = self._known.get(key) or self._made_of(file, key)
         return found.hex()
 
+    def known(self, file: ObjectReader) -> str:
+        """The digest that a file is known to have; empty: it has not been read."""
+        return (self._known.get(_key(file.path, file.etag)) or b"").hex()
+
     def _made_of(self, file: ObjectReader, key: bytes) -> bytes:
         digest = _digest(file)
         self._made[file.path], self._unsaved = Known(file.etag, digest.hex()), True

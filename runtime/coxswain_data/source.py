@@ -218,7 +218,13 @@ class Source:
         return self._open.get((info.path, info.etag), lambda: self._format(self._reader(info), self.config.text_field))
 
     def _reader(self, info: ObjectInfo) -> ObjectReader:
-        return ObjectReader(self._store, info, self._spool, self.changed, self._sizes)
+        return ObjectReader(self._store, info, self._spool, self.changed, self._sizes, self._same)
+
+    def _same(self, reader: ObjectReader) -> ObjectReader | None:
+        """Of a file as it is now, where that has the known content: a large archive stays open while it is touched."""
+        known = self._files and self._files.known(reader)
+        now = self._reader(self._store.head(reader.path)) if known else None
+        return now if now and self._files and self._files.of(now) == known else None
 
     def _empty(self, why: str) -> Refused:
         return Refused("SourceEmpty", f"source {self.config.name!r} at {self.config.uri}: {why}")

@@ -6,12 +6,15 @@ One EOS after each, no BOS.
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Sequence, Split
 
 from coxswain.config import COMMON_EOS, EndpointConfig, TokenizerConfig
 from coxswain.errors import Refused
@@ -56,7 +59,8 @@ class FileTokenizer:
         name = eos or _only_eos(self._tokenizer, where)
         self.eos = _eos_id(self._tokenizer, name, where)
         self.vocabulary = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        self.hash = hashlib.sha256(b"file-1\0" + name.encode() + b"\0" + data).hexdigest()
+        kind = b"file-2\0" if _part_eos(self._tokenizer, name, self.eos) else b"file-1\0"
+        self.hash = hashlib.sha256(kind + name.encode() + b"\0" + data).hexdigest()
 
     def encode(self, text: str) -> NDArray[np.int32]:
         try:
@@ -139,6 +143,24 @@ def _eos_id(tokenizer: tokenizers.Tokenizer, name: str, where: str) -> int:
             f"tokenizer.file.eos {name!r} is not in {where}; its special tokens are: {_special(tokenizer)}",
         )
     return int(found)
+
+
+def _part_eos(tokenizer: tokenizers.Tokenizer, name: str, eos: int) -> bool:
+    """Where the model itself makes the end-of-text token of its spelling, as Unigram does: parts that spelling in every text.
+    Returns whether it does."""
+    if not _makes(tokenizer.model, name, eos):
+        return False
+    before = [tokenizer.pre_tokenizer] if tokenizer.pre_tokenizer else []
+    first = Split(Regex(f"{re.escape(name[0])}(?={re.escape(name[1:])})"), "isolated")
+    tokenizer.pre_tokenizer = Sequence([*before, first])
+    return True
+
+
+def _makes(model: tokenizers.models.Model, text: str, token: int) -> bool:
+    try:
+        return any(made.id == token for made in model.tokenize(text))
+    except Exception:  # the library raises plain Exception: it has no token for a letter, and none for what is unknown
+        return False
 
 
 def _special(tokenizer: tokenizers.Tokenizer) -> str:

@@ -114,8 +114,10 @@ class ObjectChanged(Refused):
 class Unreadable(Refused):
     """A name that cannot be read, or a folder that may not be listed: it stays as it is."""
 
-    def __init__(self, where: str, why: str, way_out: str = "rename it") -> None:
-        super().__init__("ObjectUnreadable", f"{where} {why}; {way_out}, or narrow uri or include to what is wanted")
+    def __init__(
+        self, where: str, why: str, way_out: str = "rename it", narrow: str = "uri or include to what is wanted"
+    ) -> None:
+        super().__init__("ObjectUnreadable", f"{where} {why}; {way_out}, or narrow {narrow}")
 
 
 class Denied(Refused):
@@ -137,7 +139,8 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
     if isinstance(error, PreconditionError):
         return ObjectChanged(where)
     if isinstance(error, InvalidPathError):
-        return Unreadable(where, f"holds a key that cannot be read ({_named_path(text)})")
+        narrow = "uri to a folder without it: it is listed whatever include says"
+        return Unreadable(where, f"holds a key that cannot be read ({_named_path(text)})", narrow=narrow)
     if isinstance(error, (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError)) or (
         credentials and _has_code(text, _ABSENT)
     ):

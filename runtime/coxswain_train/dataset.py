@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from coxswain import digests
 from coxswain.api.jobfiles import load_config
-from coxswain.config import BatchConfig, MixConfig, stream_hash
+from coxswain.config import BatchConfig, EndpointConfig, MixConfig, stream_hash
 from coxswain.errors import Refused
 from coxswain.index import fingerprint
 from coxswain.membership import permutation
@@ -34,7 +34,7 @@ from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Cursor, Membership, MixRecord
 from coxswain.membership.values import Sequence as Piece
 from coxswain_data.local import LocalData
-from coxswain_link.store import open_store
+from coxswain_link.store import Store, open_store
 from coxswain_train.model.loss import IGNORED
 
 STATE_VERSION = 1
@@ -104,22 +104,24 @@ class _Turn:
 class StreamDataset(IterableDataset[StepBatch]):
     """The steps of a mix, for one of `world` ranks.
 
-    `cache` is the uri where block indexes are kept (a job's checkpoint.uri has them already); `steps` 0 means until the
-    data ends; `held_out` tokens are left to a job's evaluation (evaluation.tokens). With `DataLoader(batch_size=None,
-    num_workers=n, multiprocessing_context="spawn")` each worker makes every n-th step, in order. Raises Refused as loaders do.
+    `cache` is the uri where block indexes are kept (a job's checkpoint.uri has them already), `endpoint` its S3 server; `steps`
+    0 means until the data ends; `held_out` tokens are left to a job's evaluation (evaluation.tokens). With
+    `DataLoader(batch_size=None, num_workers=n, multiprocessing_context="spawn")` each worker makes every n-th step, in order.
+    Raises Refused as loaders do.
     """
 
     def __init__(
         self, mix: MixConfig, batch: BatchConfig, cache: str, *, steps: int = 0, rank: int = 0, world: int = 1,
-        secrets_dir: Path | None = None, held_out: int = 0,
+        secrets_dir: Path | None = None, held_out: int = 0, endpoint: EndpointConfig | None = None,
     ) -> None:  # fmt: skip
         if not 0 <= rank < world:
             raise Refused("BadRank", f"rank is {rank}; with world {world} it must be 0 to {world - 1}")
         self.mix, self.batch, self.steps, self.rank, self.world = mix, batch, steps, rank, world
-        self._cache, self._secrets_dir, self._held_out = cache, secrets_dir, held_out
+        self._cache, self._endpoint, self._secrets_dir, self._held_out = cache, endpoint, secrets_dir, held_out
         self._cursor, self._record = initial_cursor(mix), record_of(mix, 0)
         self._turn: _Turn | None = None
-        data = LocalData(mix, open_store(cache, create=True), secrets_dir)
+        self._begin: tuple[Cursor, _Turn | None] = self._cursor, None  # of each walk of a worker of a loader
+        data = LocalData(mix, self._index_store(), secrets_dir)
         self.vocabulary = data.vocabulary()
         self._blocks = {s.name: data.blocks(s.name) for s in mix.sources}
         self._identity = {
@@ -131,16 +133,29 @@ class StreamDataset(IterableDataset[StepBatch]):
 
     @classmethod
     def of_files(cls, files: Sequence[str | Path], cache: str, **options: Any) -> StreamDataset:
-        """Of the one TrainingJob in these YAML files, for as many steps as it has."""
+        """Of the one TrainingJob in these YAML files, for as many steps as it has.
+
+        Where `cache` is its checkpoint.uri, at its checkpoint.endpoint: with the Secret of that in `secrets_dir`, if given, or
+        with this user's credentials.
+        """
         job = load_config([Path(f) for f in files])
-        return cls(
-            job.mix, job.batch, cache, **{"steps": job.total_steps, "held_out": job.evaluation.tokens, **options}
-        )
+        endpoint = None
+        if cache.rstrip("/") == job.checkpoint.uri.rstrip("/"):
+            theirs = job.checkpoint.endpoint
+            endpoint = theirs if options.get("secrets_dir") else msgspec.structs.replace(theirs, secret="")
+        own = {"steps": job.total_steps, "held_out": job.evaluation.tokens, "endpoint": endpoint}
+        return cls(job.mix, job.batch, cache, **{**own, **options})
 
     def __iter__(self) -> Iterator[StepBatch]:
-        """Yields the steps from the dataset's cursor on."""
+        """Yields the steps from the dataset's cursor on.
+
+        In a worker of a DataLoader, from where it was when the worker started, or loaded a state: how far the worker has read
+        ahead says nothing of what its loader has given, which may keep its workers for another walk (`persistent_workers`).
+        """
         data, stream = self._opened()
         worker = get_worker_info()
+        if worker:
+            self._cursor, self._turn = self._begin
         workers = worker.num_workers if worker else 1
         turn = self._turn or _Turn(workers, worker.id if worker else 0)
         if turn.workers != workers:
@@ -175,6 +190,7 @@ class StreamDataset(IterableDataset[StepBatch]):
         self._cursor = msgspec.convert(state["cursor"], Cursor)
         self._record = self._record_after(state)
         self._turn = msgspec.convert(state["turn"], _Turn) if "turn" in state else None
+        self._begin = self._cursor, self._turn
 
     def _record_after(self, state: dict[str, Any]) -> MixRecord:
         """An edit of weights, passes or phases makes a record of its own. A state without a record counts as not edited."""
@@ -211,6 +227,9 @@ class StreamDataset(IterableDataset[StepBatch]):
             self._state(after),
         )  # fmt: skip
 
+    def _index_store(self) -> Store:
+        return open_store(self._cache, self._endpoint, self._secrets_dir, create=True)
+
     def _open(self, data: LocalData) -> None:
         self._data, self._process = data, os.getpid()
         views = data.views()
@@ -226,12 +245,13 @@ class StreamDataset(IterableDataset[StepBatch]):
                 'multiprocessing_context="spawn" (or "forkserver")',
             )
         if not self._process:
-            self._open(LocalData(self.mix, open_store(self._cache), self._secrets_dir, self._blocks))
+            self._open(LocalData(self.mix, self._index_store(), self._secrets_dir, self._blocks))
         return self._data, self._stream
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which opens its own readers."""
-        return {**self.__dict__, "_data": None, "_stream": None, "_process": 0}
+        begin = self._cursor, self._turn
+        return {**self.__dict__, "_data": None, "_stream": None, "_process": 0, "_begin": begin}
 
 
 def _other_workers(before: int, now: int) -> Refused:

@@ -288,6 +288,17 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path: Path, cont
         write_tokenizer(tmp_path, given, 128)
 
 
+def test_an_exported_tokenizer_gives_a_text_the_same_ids_each_time_as_loaders_do(tmp_path: Path) -> None:
+    given, place = file_tokenizer(tmp_path / "tokenizer"), tmp_path / "tokenizer" / "tokenizer.json"
+    dropping = tokenizers.Tokenizer.from_file(str(place))
+    dropping.model.dropout = 0.9
+    dropping.save(str(place))
+    write_tokenizer(tmp_path, given, 128)
+    written = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    trained = open_tokenizer(given, EndpointConfig(), None).encode(TEXT).tolist()[:-1]
+    assert [written.encode(TEXT).ids for _ in range(9)] == [trained] * 9
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json"])
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
 def test_a_damaged_file_beside_a_tokenizer_is_refused_by_its_name(tmp_path: Path, name: str, content: bytes) -> None:

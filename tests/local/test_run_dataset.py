@@ -1,5 +1,7 @@
 """One process and all services give the same stream: both digests of every step of a real run."""
 
+import copy
+import pickle
 import re
 import runpy
 import subprocess
@@ -8,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from coxswain.digests import STREAM_SEED
+from coxswain_train.dataset import StreamDataset, stream_digest
 from tests.local.jobs import STEPS, write_objects
 from tests.local.one_process import stream_of
+from tests.s3server import S3Server
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -21,6 +26,28 @@ def test_one_process_gives_both_digests_of_the_distributed_run(tmp_path, baselin
     found = stream_of(baseline.objects, tmp_path, world)
     assert len(found) == STEPS
     assert found == baseline.digests()
+
+
+@pytest.mark.binaries("versitygw")
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_an_index_at_the_jobs_own_location_in_a_bucket_is_kept_on_the_server_that_the_job_names(
+    tmp_path, baseline, monkeypatch, slash
+):
+    """With this user's keys, or those of the Secret that the job names."""
+    with S3Server() as s3:
+        s3.bucket("runs")
+        objects = copy.deepcopy(baseline.objects)
+        endpoint = {"url": s3.endpoint_url, "region": s3.region, "secretRef": {"name": "s3"}}
+        objects[-1]["spec"]["checkpoint"] |= {"uri": "s3://runs/demo/", "endpoint": endpoint}
+        file = write_objects(tmp_path / "job.yaml", objects)
+        with_secret = StreamDataset.of_files([file], f"s3://runs/demo{slash}", secrets_dir=s3.secrets_dir)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
+        with_own_keys = StreamDataset.of_files([file], f"s3://runs/demo{slash}")
+        assert (s3.data / "runs" / "demo" / "index").is_dir()
+        for dataset in (with_secret, pickle.loads(pickle.dumps(with_own_keys))):
+            step = next(iter(dataset))
+            assert stream_digest(STREAM_SEED, [step]) == baseline.digests()[0][0]
 
 
 @pytest.fixture

@@ -260,6 +260,26 @@ async def test_an_edit_while_the_job_runs_is_recorded_reported_and_followed(tmp_
     assert {s.name: s.weight for s in report.sources} == {"code": 1, "docs": 0}
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["before its first world", "within it"])
+async def test_an_edit_that_a_later_coordinator_finds_is_reported_from_the_first_step_that_has_no_plan(tmp_path, later):
+    """As a repeated `cox run` has it: the plans of the run before reach far beyond the step that it resumes at."""
+    job = make_job(tmp_path, stop_steps=40)
+    async with cluster(replace(job, stop_steps=20), tmp_path) as c:  # which bounds what is planned ahead
+        await c.play_until(4)
+    planned = MixHistory(PlanLog(open_store(job.checkpoint.uri))).first_step()
+    change = edited(job, 1, 0)
+    asked = [change.mix] if later else []
+    async with cluster(
+        job if later else change, tmp_path, instance="two", edits=lambda: asked.pop(0) if asked else None
+    ) as c:
+        (message,) = of_reason(await c.play(), "MixChanged")
+        drawn = {step: set(line.tokens_by_source) for step, line in c.steps().items()}
+    assert 4 < planned < 40
+    assert message.endswith(f"; from step {planned} on (mix record 1)")
+    assert any("docs" in drawn[step] for step in range(4, planned))
+    assert all(drawn[step] == {"code"} for step in range(planned, 40))
+
+
 # --- job.json -------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from coxswain.config import EvaluationConfig, StragglerConfig
 from coxswain.ladder.lead import LONG, PLANNED
 from coxswain.membership.stream import initial_cursor
+from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
 from coxswain_coordinator.state.notifier import Topic
 from tests.unit.coordinator_fakes import make_job
@@ -53,7 +54,7 @@ async def test_where_speeds_matter_two_steps_have_plans_ahead_and_a_segment_has_
         session = lead.state.session
         for _ in range(10):
             await lead.until(lambda: session.committed == session.begun + 1 + PLANNED)
-            assert session.decided == -(-session.committed // 8) * 8
+            assert MixHistory(PlanLog(lead.store)).first_step() == -(-session.committed // 8) * 8
             await run_steps(lead, 1)
 
 
@@ -125,7 +126,7 @@ def by_ones(c, until: int, speeds=lambda step: ()):
     while cursor.step < until:
         found = c.commit(cursor, 100, most=1, speeds=speeds(cursor.step))
         plans += found.plans
-        assert found.next == plans[-1].step + 1 and found.decided == cursor.step // 8 * 8 + 8
+        assert found.next == plans[-1].step + 1 and c.mixes.first_step() == cursor.step // 8 * 8 + 8
         cursor = found.cursors[found.next]
     return plans
 

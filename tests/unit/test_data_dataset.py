@@ -208,6 +208,27 @@ def test_the_states_of_several_workers_resume_exactly_where_each_stopped(dataset
     assert in_turn(after[cut % 3 :] + after[: cut % 3]) == whole[cut:]
 
 
+def test_workers_that_a_loader_keeps_begin_again_in_order_where_they_were_copied_or_loaded_a_state(
+    dataset, monkeypatch
+):
+    """A loader that was left early asks them from the first on, and has dropped what they have read ahead."""
+    one, whole = dataset(), list(dataset())
+    assert said(itertools.islice(one, 3)) == said(whole[:3])
+    workers = [pickle.loads(pickle.dumps(one)) for _ in range(2)]
+
+    def walk(steps: int) -> list:
+        parts = []
+        for nth, copy in enumerate(workers):
+            in_worker(monkeypatch, nth, 2)
+            parts.append(said(itertools.islice(copy, (steps + 1 - nth) // 2)))
+        return in_turn(parts)
+
+    assert [walk(steps) for steps in (5, 2, STEPS)] == [said(whole[3:8]), said(whole[3:5]), said(whole[3:])]
+    for copy in workers:
+        copy.load_state_dict(whole[5].state)
+    assert [walk(steps) for steps in (3, STEPS)] == [said(whole[6:9]), said(whole[6:])]
+
+
 @pytest.mark.parametrize("workers", [0, 2, 4])
 def test_the_state_of_one_of_several_workers_is_refused_with_another_number(dataset, monkeypatch, workers):
     in_worker(monkeypatch, 1, 3)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
+import tarfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -71,6 +73,46 @@ def test_a_file_with_the_same_content_keeps_its_identity_and_is_read(folder, ind
     change(folder / "a.txt")
     assert entries(folder, index) == before
     assert [s.text for s in running.read(before[0]).samples()] == ["the text of a.txt"]
+
+
+def archive(path: Path, letter: str) -> None:
+    """Ten texts, each larger than what is read of a large archive at a time."""
+    with tarfile.open(path, "w") as tar:
+        for n in range(10):
+            member = tarfile.TarInfo(f"{n}.txt")
+            member.size = 1 << 20
+            tar.addfile(member, io.BytesIO(letter.encode() * (1 << 20)))
+
+
+def read_while_it_is_open(folder: Path, index: Store, change: Callable[[Path], object]) -> list[object]:
+    """The texts of an archive that changes behind the first of them."""
+    tar = msgspec.structs.replace(config(folder, "Tar"), include="*.tar", text_field="txt")
+    mine = open_source(tar, sizes=Sizes(tar_whole=1 << 20))
+    mine.keep_identities(index)
+    (entry,) = mine.blocks()
+    block = mine.read(entry)
+    first, *others = [sample.at for sample in block.samples()]
+    found = [block.text(first)]
+    change(folder / "a.tar")
+    return found + [block.text(at) for at in others]
+
+
+@pytest.mark.parametrize("change", [touch, copy])
+def test_a_large_archive_that_is_touched_while_it_is_read_is_the_same_content(folder, index, change):
+    archive(folder / "a.tar", "a")
+    assert read_while_it_is_open(folder, index, change) == ["a" * (1 << 20)] * 10
+
+
+def test_a_large_archive_that_is_replaced_by_another_content_while_it_is_read_is_refused(folder, index):
+    archive(folder / "a.tar", "a")
+    with pytest.raises(Refused, match=r"a\.tar was replaced since it was listed"):
+        read_while_it_is_open(folder, index, lambda path: archive(path, "b"))
+
+
+def test_a_large_archive_that_is_deleted_while_it_is_read_is_refused(folder, index):
+    archive(folder / "a.tar", "a")
+    with pytest.raises(Refused, match=r"a\.tar was listed and is gone"):
+        read_while_it_is_open(folder, index, Path.unlink)
 
 
 def test_the_same_files_elsewhere_have_the_same_fingerprint(folder, index, tmp_path):

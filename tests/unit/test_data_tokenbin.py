@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tracemalloc
 from collections.abc import Sequence as Seq
 from functools import partial
 from itertools import pairwise
@@ -121,6 +122,23 @@ def test_a_pair_of_more_tokens_than_32_bits_count_is_cut_where_its_documents_are
     info = ObjectInfo("x.bin", 6 << 30, "")
     reader = ObjectReader(store, info, Spool(tmp_path), partial(Refused, "SourceChanged"), Sizes())  # type: ignore[arg-type]
     assert [e.offset for e in TokenBinObject(reader, "").extents()] == [0, 2 << 30, 4 << 30]
+
+
+def test_a_block_takes_memory_by_its_own_documents_and_not_by_the_many_of_its_pair(tmp_path):
+    many = 1 << 20
+    store = Memory({"x.bin": bytes(2 * many), "x.idx": index_bytes([1] * many, range(many + 1))})
+    changed = partial(Refused, "SourceChanged")
+    opened = TokenBinObject(
+        ObjectReader(store, store.head("x.bin"), Spool(tmp_path), changed, Sizes(tokenbin_block=1 << 10)),
+        "",  # type: ignore[arg-type]
+    )
+    extents = opened.extents()
+    tracemalloc.start()
+    try:
+        assert len(list(opened.read(extents[99]).samples())) == 1 << 9
+        assert tracemalloc.get_traced_memory()[1] < many // 4  # bytes: a mask of all documents has one for each
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_document_gets_an_end_of_text_unless_it_has_one(tmp_path):

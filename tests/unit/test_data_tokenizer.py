@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,50 @@ def test_a_file_tokenizer_ends_each_sample_once():
 def test_a_document_cannot_forge_the_end_of_text():
     mine = opened(trained("<|endoftext|>"))
     assert (mine.encode(TEXT) == mine.eos).sum() == 1
+
+
+LETTERS = ("<", "/", "s", ">", "x")
+VOCABULARY = {"<unk>": 0, "</s>": 1} | {letter: 2 + n for n, letter in enumerate(LETTERS)}
+SPELLING = {
+    "Unigram": models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *((letter, -2.0) for letter in LETTERS)], unk_id=0),
+    "WordLevel": models.WordLevel(VOCABULARY, unk_token="<unk>"),
+    "WordPiece": models.WordPiece(VOCABULARY, unk_token="<unk>"),
+    "BPE": models.BPE(VOCABULARY, [], ignore_merges=True),
+}
+"""Models that have the spelling of the end of text as a word of their own, as those of T5 have."""
+
+
+@pytest.mark.parametrize("model", SPELLING)
+@pytest.mark.parametrize("splits", [True, False])
+def test_a_document_cannot_forge_the_end_of_text_where_the_model_has_its_spelling_as_a_word(model, splits):
+    tokenizer = tokenizers.Tokenizer(SPELLING[model])
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    if splits:
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    mine = opened(tokenizer)
+    for text in ("</s>", "x</s></s> </s>x", "x </s> x"):
+        ids = mine.encode(text).tolist()
+        assert (ids[-1], ids.count(mine.eos)) == (1, 1), text
+    assert mine.encode("x").tolist() == [6, 1]
+
+
+def test_a_text_without_the_end_of_text_has_the_ids_that_the_library_gives_it():
+    tokenizer = tokenizers.Tokenizer(SPELLING["Unigram"])
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    text = "xs></x<</ s>"
+    assert opened(tokenizer).encode(text).tolist() == [*tokenizer.encode(text).ids, 1]
+
+
+def test_the_hash_changes_only_where_the_spelling_was_the_end_of_text():
+    """Of an earlier release, whose index counts other ids."""
+
+    def of_earlier(tokenizer: tokenizers.Tokenizer, eos: str) -> str:
+        return hashlib.sha256(b"file-1\0" + eos.encode() + b"\0" + tokenizer.to_str().encode()).hexdigest()
+
+    spelling, plain = tokenizers.Tokenizer(SPELLING["Unigram"]), trained("<|endoftext|>")
+    spelling.add_special_tokens(["<unk>", "</s>"])
+    assert opened(plain).hash == of_earlier(plain, "<|endoftext|>")
+    assert opened(spelling).hash != of_earlier(spelling, "</s>")
 
 
 def test_truncation_and_padding_of_the_file_are_not_applied():

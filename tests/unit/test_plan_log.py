@@ -81,7 +81,7 @@ def test_steps_that_are_recorded_are_not_placed_again(tmp_path: Path) -> None:
     counted = dataclasses.replace(c, place=counting)
     cursor = initial_cursor(c.job.mix)
     three = counted.commit(cursor, 100, most=3)
-    assert ([p.step for p in three.plans], three.next, three.decided) == ([0, 1, 2], 3, 8)
+    assert ([p.step for p in three.plans], three.next, c.mixes.first_step()) == ([0, 1, 2], 3, 8)
     assert [p.step for p in counted.commit(cursor, 100, most=5).plans] == [0, 1, 2, 3, 4]
     assert asked == [[0, 1, 2], [3, 4]]
 

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from coxswain.api.load import load_documents
 from coxswain.api.validate import check
+from coxswain.config import EndpointConfig, TokenizerConfig
+from coxswain.errors import Refused
 from coxswain.names import API_VERSION
 from coxswain.uris import bucket_and_prefix, file_path, file_uri, folder_and_key
+from coxswain_data.tokenizer import open_tokenizer
 from coxswain_link.store import open_store
 from tests.api_samples import sample
 
@@ -74,3 +77,27 @@ def test_an_object_has_a_folder_and_a_key_and_only_a_files_key_is_decoded():
 )
 def test_a_bucket_and_its_prefix_are_taken_as_they_are(uri, parts):
     assert bucket_and_prefix(uri) == parts
+
+
+NO_PATHS = ["a//b", "a/../b", "..", "./a", "a/.", "a\tb", "a/b\n", "a\x7f"]
+
+
+@pytest.mark.parametrize("path", NO_PATHS)
+def test_a_path_in_a_bucket_that_no_request_can_name_is_refused_and_never_an_error_of_obstore(path):
+    with pytest.raises(
+        Refused, match=r"^uri .*: no part of a path in a bucket may be empty, '\.' or '\.\.', or"
+    ) as caught:
+        open_store(f"s3://runs/{path}/", EndpointConfig(url="http://127.0.0.1:9"))
+    assert caught.value.reason == "InvalidPath"
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a\tb.json"])
+def test_a_key_in_a_bucket_that_no_request_can_name_is_refused(name):
+    with pytest.raises(Refused, match=r"^uri .*: no part of a path in a bucket") as caught:
+        open_tokenizer(TokenizerConfig(kind="file", uri=f"s3://runs/a/{name}"), EndpointConfig(), None)
+    assert caught.value.reason == "InvalidPath"
+
+
+@pytest.mark.parametrize("path", ["", "/", "/a", "a/", "a b", ".a", "..a/b..", "...", "é%2F", "a\\b"])
+def test_any_other_path_in_a_bucket_is_taken(path):
+    open_store(f"s3://runs/{path}", EndpointConfig(url="http://127.0.0.1:9"))

@@ -65,7 +65,6 @@ class Committed:
     end: int | None  # the first step that is not run because the data has ended; None: it has not
     next: int  # the first step that has no plan
     missing: tuple[Missing, ...] = ()  # steps that the job's balance was to place, and the fall-back has
-    decided: int = 0  # the first step that has no membership; 0: `next`
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Committer:
         plans, missing = self._placements(segment, runnable, most, is_late, speeds)
         cursors = {m.step: m.cursor for m in mine} | {segment.after.step: segment.after}
         following = runnable[most].step if len(runnable) > most else segment.after.step
-        return Committed(plans, cursors, _end(segment.memberships), following, missing, segment.after.step)
+        return Committed(plans, cursors, _end(segment.memberships), following, missing)
 
     def _membership(self, cursor: Cursor) -> MembershipSegment:
         """Reads and verifies the segment of the cursor's step, or computes and claims it."""

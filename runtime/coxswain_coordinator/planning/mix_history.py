@@ -50,6 +50,11 @@ class MixHistory:
         self._records.append(self._log.claim_mix(claimed))
         return changed if self.latest == claimed else self.offer(mix)
 
+    def first_step(self) -> int:
+        """The first step without a recorded membership: an edit counts from there, however far ahead of training that is."""
+        segment = self._log.last_membership()
+        return segment.after.step if segment else 0
+
     def read(self) -> None:
         """Reads the records that are new."""
         while (found := self._log.mix(len(self._records))) is not None:

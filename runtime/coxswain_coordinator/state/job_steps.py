@@ -79,10 +79,9 @@ class JobSteps(JobFacts):
             self.index_progress.add(part)
         self.notifier.notify(Topic.ANY)
 
-    def change_mix(self, record: MixRecord, changed: str) -> None:
-        """Records that the mix was edited: the plans of later steps follow the record."""
-        first = f"step {self.session.decided}" if self.session else "the first step without a plan"
-        self.record_event("MixChanged", f"{changed}; from {first} on (mix record {record.number})")
+    def change_mix(self, record: MixRecord, first: int, changed: str) -> None:
+        """Records that the mix was edited: the plans of the steps from the `first` on follow the record."""
+        self.record_event("MixChanged", f"{changed}; from step {first} on (mix record {record.number})")
         progress = self.index_progress
         progress.reports = tuple(replace(r, weight=record.weights[r.name]) for r in progress.reports)
         self.notifier.notify(Topic.ANY)

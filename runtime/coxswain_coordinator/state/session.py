@@ -86,7 +86,6 @@ class Session:
         self._replicas = replicas_of(world)
         self._directives: dict[int, StepDirective] = {}
         self._saving: set[int] = set()  # requested checkpoints without a manifest
-        self.decided = first  # the first step without a membership
         self.take_probes: Callable[[], frozenset[int]] = frozenset  # ranks that probe before the step that begins next
         self._probes: dict[int, frozenset[int]] = {}  # by step
 
@@ -170,7 +169,7 @@ class Session:
         self._plans.update((plan.step, plan) for plan in committed.plans)
         self._parts.update((plan.step, PlanParts(plan)) for plan in committed.plans)
         self.cursors.update(committed.cursors)
-        self.committed, self.decided = committed.next, committed.decided or committed.next
+        self.committed = committed.next
         if committed.end is not None:
             self._data_end = committed.end
 

@@ -34,7 +34,8 @@ class LookAhead:
     async def offer(self, mix: MixConfig) -> None:
         """Records an edit of the mix: it counts from the first step that is not committed."""
         if changed := await self._store_call(self._mixes.offer, mix):
-            self._state.change_mix(self._mixes.latest, changed)
+            first = await self._store_call(self._mixes.first_step)
+            self._state.change_mix(self._mixes.latest, first, changed)
 
     async def extend(self, session: Session) -> bool:
         """Commits the next segment if steps lack a plan. Where planners may take long, steps close meanwhile."""

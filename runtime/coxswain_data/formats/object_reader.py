@@ -29,13 +29,15 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectReader:
-    """`changed` makes the error for content that is not the listed one: (path, how)."""
+    """`changed` makes the error for content that is not the listed one: (path, how). `same` gives the reader of the object as it
+    is now, where that has the content of this one's all the same."""
 
     store: Store
     info: ObjectInfo
     spool: Spool
     changed: Callable[[str, str], Refused]
     sizes: Sizes
+    same: Callable[[ObjectReader], ObjectReader | None] = lambda reader: None
 
     @property
     def path(self) -> str:
@@ -60,14 +62,20 @@ class ObjectReader:
         """Bytes [start, stop), as far as there are any by the listing: fewer than those are a change."""
         stop = max(start, min(stop, self.size))
         try:
-            data = self.store.get_range(self.path, start, stop, self.etag)
-        except ObjectChanged as error:
-            raise self.changed(self.path, "was replaced since it was listed") from error
+            data = self._bytes(start, stop)
         except NotFound as error:
             raise self.changed(self.path, "was listed and is gone") from error
         if len(data) != stop - start:
             raise self.changed(self.path, f"was listed with {self.size} bytes and ends at byte {start + len(data)}")
         return data
+
+    def _bytes(self, start: int, stop: int) -> bytes:
+        try:
+            return self.store.get_range(self.path, start, stop, self.etag)
+        except ObjectChanged as error:
+            if (now := self.same(self)) is None:
+                raise self.changed(self.path, "was replaced since it was listed") from error
+            return now.range(start, stop)
 
     def file(self, buffer: int = _PIECE) -> IO[bytes]:
         """The object as a seekable file; `buffer`: bytes of one read."""

@@ -77,7 +77,7 @@ class TokenBinObject:
 
     def read(self, extent: Extent) -> TokenBinBlock:
         stop, bounds = extent.offset + extent.size, self._table.bounds
-        mine = bounds[(bounds >= extent.offset) & (bounds <= stop)]
+        mine = bounds[np.searchsorted(bounds, extent.offset) : np.searchsorted(bounds, stop, side="right")]
         if extent.size > (most := self._reader.sizes.document):
             raise Refused(
                 "ObjectTooLarge",

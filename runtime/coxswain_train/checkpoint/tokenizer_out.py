@@ -29,12 +29,12 @@ def write_tokenizer(folder: Path, tokenizer: TokenizerConfig, longest: int) -> i
     files = _files_of(tokenizer)
     try:
         content = json.loads(files["tokenizer.json"])
-        vocabulary, processor = _vocabulary(content), _offsets_only(content.get("post_processor"))
+        vocabulary, trained = _vocabulary(content), _as_trained(content)
     except NOT_AS_AGREED as error:
         raise _none(tokenizer.uri, f"is no tokenizer.json ({error})") from error
     beside = {name: _object(tokenizer, name, files[name]) for name in (_CONFIG, _MAP, _GENERATION) if name in files}
     eos = tokenizer.eos or next((name for name in COMMON_EOS if name in vocabulary), "")
-    files["tokenizer.json"] = _json(content | _AS_TRAINED | {"post_processor": processor})
+    files["tokenizer.json"] = _json(trained)
     given = beside.get(_CONFIG, {})
     files[_CONFIG] = _json({"model_max_length": longest} | given | _CLASS | _eos_of(given, eos))
     if _MAP in beside:
@@ -46,7 +46,11 @@ def write_tokenizer(folder: Path, tokenizer: TokenizerConfig, longest: int) -> i
     return vocabulary.get(eos)
 
 
-_AS_TRAINED: dict[str, Any] = {"truncation": None, "padding": None}  # loaders neither cut a text nor pad it
+def _as_trained(tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """As loaders use it: they neither cut a text nor pad it, add no token to it, and draw no merges by lot."""
+    processor, model = _offsets_only(tokenizer.get("post_processor")), tokenizer.get("model", {})
+    certain = {"model": model | {"dropout": None}} if model.get("dropout") else {}
+    return tokenizer | {"truncation": None, "padding": None, "post_processor": processor} | certain
 
 
 def _offsets_only(processor: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -258,8 +258,7 @@ class TrainingJobStatus(Model):
     active_since: Time | None = None
     """Since when the job is active. Empty: it is queued, suspended, or has not started."""
     retried: Text | None = None
-    """Value of the annotation coxswain.dev/retry that the latest retry answered, or that came with the job. Another one retries
-    the ended job."""
+    """Value of the annotation coxswain.dev/retry that was answered last, or came with the job. Another retries an ended job."""
     pinned: PinnedStatus | None = None
     """What all pods of the attempt are made of. Empty: no attempt is under way."""
     stream_hash: Annotated[str, Field(max_length=64)] | None = None

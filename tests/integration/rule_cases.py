@@ -147,16 +147,19 @@ _URIS = {
 
 
 def _uri_cases() -> list[Case]:
-    """A key of S3 may have a literal %00; a path may not, at any place of a uri."""
-    message = "%00 stands for a NUL, which no path holds; remove it, or write a % as %25"
+    """A key of S3 may have a literal %00; a path may not, at any place of a uri. No request can name some keys."""
+    nul = "%00 stands for a NUL, which no path holds; remove it, or write a % as %25"
+    part = "no part of a path in a bucket may be empty, '.' or '..', or have a control character; write the path as S3 lists it"
     fields = [(kind, field) for kind, of_kind in _URIS.items() for field in of_kind]
     alone = {"spec.tokenizer.file.uri": {"spec.tokenizer.bytes": REMOVED}}
     return [
         Case(
-            "uri-encoded-nul", kind, {**alone.get(field, {}), field: "s3://b/a%00"},
-            {**alone.get(field, {}), field: "file:///a%00"}, field, message,
+            rule, kind, {**alone.get(field, {}), field: right}, {**alone.get(field, {}), field: wrong}, field, message,
         )
         for kind, field in fields
+        for rule, right, wrong, message in (
+            ("uri-encoded-nul", "s3://b/a%00", "file:///a%00", nul), ("uri-path-in-bucket", "s3://b//..a/", "s3://b/a//b", part),
+        )
     ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coxswain.api.load import load_documents
@@ -55,7 +55,7 @@ def test_a_relative_uri_is_of_the_folder_of_its_file_in_whatever_folder_that_is(
     ("uri", "right"),
     [
         ("s3://", False), ("s3:///x", False), ("s3://my corpus/x", False), ("s3://ü/x", False), ("s3://b\n", False),
-        ("s3://b", True), ("s3://arn:aws_1.x-y/a b\nc", True), ("s3://b/a\0", False), ("gs://b/x", False),
+        ("s3://b", True), ("s3://arn:aws_1.x-y/a b", True), ("s3://b/a\0", False), ("gs://b/x", False),
         ("pvc://", False), ("pvc:///x", False), ("pvc://Claim/x", False), ("pvc://c-/x", False), ("pvc://c", True),
         ("pvc://c.d/x", True), ("pvc://c/a\0b", False), ("pvc://c/a%00b", False),
         ("file:///", True), ("file:///a\nb", True), ("file:///a\0b", False), ("file:///a%00b", False), ("file:///a%2500", True),
@@ -65,6 +65,21 @@ def test_a_uri_that_no_run_can_open_is_a_fault_of_its_field(uri, right):
     found = check(sample("DataSource", {"spec.uri": uri}))
     assert [fault.path for fault in found] == ([] if right else ["spec.uri"])
     assert all("write it in the allowed form" in fault.text or "%25" in fault.text for fault in found)
+
+
+@given(path=st.text("/.ab\n\x1f\x7f", max_size=8))
+@example(path="a//b")
+@example(path="a/../b")
+@example(path="//a//")
+def test_a_path_in_a_bucket_is_a_fault_of_its_field_where_no_run_could_open_it(path):
+    uri = f"s3://b/{path}"
+    try:
+        bucket_and_prefix(uri)
+    except Refused:
+        found = check(sample("DataSource", {"spec.uri": uri}))
+        assert ["no part of a path in a bucket" in fault.text for fault in found] == [True]
+    else:
+        assert not check(sample("DataSource", {"spec.uri": uri}))
 
 
 def test_an_object_has_a_folder_and_a_key_and_only_a_files_key_is_decoded():

@@ -127,7 +127,15 @@ _URIS = (
     *(f"{_JOB}.{field}" for field in ("checkpoint", "model.initFrom", "parallelism.profile")),
 )  # fmt: skip
 
+# As `coxswain.uris` refuses them: `.` or `..` as a part, an empty part within, a control character.
+_NO_PATH = r"^s3://[^/]+/(.*/)?[.]{1,2}(/|$)|^s3://[^/]+/+[^/].*//[^/]|^s3://.*[\x00-\x1f\x7f]"
+
 URI_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "uri-path-in-bucket", _URIS, f"!self.uri.matches(r'{_NO_PATH}')",
+        "no part of a path in a bucket may be empty, '.' or '..', or have a control character",
+        "write the path as S3 lists it", field=".uri",
+    ),
     Rule(
         "uri-encoded-nul", _URIS, "self.uri.startsWith('s3://') || !self.uri.contains('%00')",
         "%00 stands for a NUL, which no path holds", "remove it, or write a % as %25", field=".uri",

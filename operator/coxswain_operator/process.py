@@ -135,6 +135,12 @@ async def run(options: Options) -> None:
         leader = _leader(options, await stack.enter_async_context(Connection(access)))
         count, at_once = (lambda method, status: requests.labels(method, status).inc()), options.settings.at_once
         connection = await stack.enter_async_context(Connection(access, 10.0, at_once, count, leader.may_write))
+        lag = LoopLag()
+        stack.callback(asyncio.create_task(lag.measure(), name="loop lag").cancel)
+        vitals = Vitals(leader, lag, options.timing.renew)
+        health = await serve_health(options.host, options.port, vitals.status, registry)
+        stack.push_async_callback(health.cleanup)
+        log.info("health on %s", host_port(*health.addresses[0][:2]))
         backend = await find_gang_backend(connection, options.gang_scheduling)
         settings = replace(options.settings, gang_backend=backend)
         cluster = await stack.enter_async_context(
@@ -144,22 +150,33 @@ async def run(options: Options) -> None:
         control = ReportPoller(HttpJobControl(cluster, keys=keys), lambda key: queue.add(key))
         stack.push_async_callback(control.close)
         controller = Controller(cluster, control, settings=settings, poll_seconds=POLL_SECONDS, keys=keys)
-        queue, lag = WorkQueue(measured(controller, registry)), LoopLag()
-        stack.callback(asyncio.create_task(lag.measure(), name="loop lag").cancel)
-
-        def health_status(now: float) -> HealthStatus:
-            unrenewed = now - leader.renewed if leader.renewed else 0.0
-            waiting, stalled = queue.oldest(now), queue.stalled(now)
-            silence, renew = cluster.silence(now), options.timing.renew
-            return HealthStatus(silence, waiting, stalled, unrenewed, len(queue.keys), lag.seconds, renew)
-
-        health = await serve_health(options.host, options.port, health_status, registry)
-        stack.push_async_callback(health.cleanup)
-        log.info("health on %s", host_port(*health.addresses[0][:2]))
+        queue = WorkQueue(measured(controller, registry))
+        vitals.watch(cluster, queue)
         keys.replace(await load_keys(connection, options.settings.operator_namespace))
         quarantine = options.settings.quarantine
         watches = run_watches(cluster, access, queue.add, options.namespaces, quarantine=quarantine)
         await _lead(leader, queue, watches)
+
+
+class Vitals:
+    """What /healthz measures. It is served before the API server has answered: a kubelet must not end an operator that waits."""
+
+    def __init__(self, leader: Leader, lag: LoopLag, renew: float) -> None:
+        self._leader, self._lag, self._renew = leader, lag, renew
+        self._watched: tuple[KubernetesCluster, WorkQueue] | None = None
+
+    def watch(self, cluster: KubernetesCluster, queue: WorkQueue) -> None:
+        """Measures these too from now on."""
+        self._watched = cluster, queue
+
+    def status(self, now: float) -> HealthStatus:
+        """`now` as time.monotonic()."""
+        unrenewed = now - self._leader.renewed if self._leader.renewed else 0.0
+        if self._watched is None:
+            return HealthStatus(unrenewed=unrenewed, lag=self._lag.seconds, renew=self._renew)
+        cluster, queue = self._watched
+        waiting, stalled, jobs = queue.oldest(now), queue.stalled(now), len(queue.keys)
+        return HealthStatus(cluster.silence(now), waiting, stalled, unrenewed, jobs, self._lag.seconds, self._renew)
 
 
 def _leader(options: Options, connection: Connection) -> Leader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,6 +65,21 @@ def test_an_applied_job_gets_its_pods_and_the_process_says_that_it_is_well(api: 
     operator.process.send_signal(signal.SIGTERM)
     assert operator.process.wait(60) == 0
     assert holder(api, namespace) == ""
+
+
+@pytest.mark.parametrize("backend", ["None", "Auto"])
+def test_an_operator_is_well_while_the_api_server_is_away_whatever_it_has_to_ask_first(
+    backend: str, api: ApiServer, start: Start, tmp_path: Path
+) -> None:
+    """A kubelet would end it otherwise, ever more rarely, and so delay its return beyond the server's."""
+    with socket.socket() as nowhere:
+        nowhere.bind(("127.0.0.1", 0))  # and does not listen
+        away = api.access_for(tmp_path / "away", url=f"https://127.0.0.1:{nowhere.getsockname()[1]}")
+        operator = start("lab", "--gang-scheduling", backend, kubeconfig=away)
+        answer = httpx.get(f"http://{processes.health_address(operator)}/healthz")
+        assert (answer.status_code, answer.text.splitlines()[0]) == (200, "ok")
+    operator.process.send_signal(signal.SIGTERM)
+    assert operator.process.wait(60) == 0
 
 
 def test_a_leader_whose_lease_is_stolen_exits(api: ApiServer, start: Start) -> None:

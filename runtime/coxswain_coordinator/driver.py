@@ -73,6 +73,7 @@ class Driver:
         state.is_over = lambda: self._already_over() is not None
         self.stall_detector = StallDetector(state.job.first_step_timeout_seconds)
         self._end_acks: set[str] = set()  # instances of services that have received the end
+        self._met: tuple[object, ...] = ()  # a world, and the wishes that it meets: every message asks
         self._follows = False  # workers of an earlier coordinator's world may still run
         self._advanced: float | None = None  # when the current action began, by time.monotonic()
 
@@ -208,12 +209,15 @@ class Driver:
         """Ends a running world at a step boundary where another layout or other trainers are wished for. What must be saved
         first, and whether the wish holds, is judged again until a rank has the directive."""
         run, world = self._state, session.world
-        if session.ending is not None or not session.started:
+        wishes = session, run.registry.version, run.size, run.changes.layout, run.changes.why
+        if session.ending is not None or not session.started or wishes == self._met:
             return False
         agents = [m for m in run.registry.present("trainer", run.size) if m.starting is not True]
         present, known = [index_of(m.name) for m in agents], members_of(session.record, agents)
         replaced = {index_of(m.name) for m in agents} - {index_of(m.name) for m in known}
-        if not (why := run.changes.due(world.layout, present, replaced)):
+        why = run.changes.due(world.layout, present, replaced)
+        self._met = () if why else wishes
+        if not why:
             return session.withdraw_move()
         fault, saves = await self._worlds.judge_change(world.layout)
         if session.move is None:  # once a change

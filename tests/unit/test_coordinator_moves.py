@@ -224,6 +224,23 @@ async def test_a_trainer_on_standby_whose_pod_is_replaced_costs_no_world_and_joi
         assert lead.state.session.move is None, "it is in the world now"
 
 
+async def test_messages_of_ranks_and_registrations_as_before_cost_no_look_at_all_trainers(tmp_path):
+    """Of a thousand trainers one look takes milliseconds, and each of their ranks sends several messages a step."""
+    async with training(with_one_on_standby(tmp_path)) as lead:
+        await lead.close(0, 1)
+        registry, looks = lead.state.registry, list[str]()
+        present = registry.present
+        registry.present = lambda role, count: (looks.append(role), present(role, count))[1]
+        for _ in range(20):
+            lead.beat(1, 1)
+            register(lead, agents(3)[0])
+            await asyncio.sleep(0.1)
+        assert looks == []
+        register(lead, replace(agents(3)[2], pod="demo-trainer-2-1", instance="another"))
+        await lead.until(lambda: lead.state.session.move)
+        assert looks
+
+
 async def test_a_trainer_on_standby_whose_agent_starts_again_in_its_pod_changes_nothing(tmp_path):
     async with training(with_one_on_standby(tmp_path)) as lead:
         await lead.close(0, 1)

@@ -22,12 +22,14 @@ class MemberRegistry:
         self._members: dict[Role, dict[int, Register]] = defaultdict(dict)
         self._present: dict[Role, set[int]] = defaultdict(set)  # registered since their role was last expected to
         self._instances = Counter[str]()  # of the present members
+        self.version = 0  # changes with what is registered: not where a member registers once more as it was
 
     def register(self, member: Register) -> Arrival:
         """Idempotent by instance. Raises Refused for a name that does not end in a number."""
-        before = self.member(member.role, member.name)
-        self.expect(member.role, member.name)
-        index = index_of(member.name)
+        before, index = self.member(member.role, member.name), index_of(member.name)
+        known = before == member and index in self._present[member.role]
+        self._take_out(member.role, index)
+        self.version += not known
         self._members[member.role][index] = member
         self._present[member.role].add(index)
         self._instances[member.instance] += 1
@@ -42,13 +44,18 @@ class MemberRegistry:
 
     def expect(self, role: Role, name: str) -> None:
         """From now on this member is missing until it registers (again)."""
-        index = index_of(name)
-        if index in self._present[role]:
-            self._present[role].discard(index)
-            instance = self._members[role][index].instance
-            self._instances[instance] -= 1
-            if not self._instances[instance]:
-                del self._instances[instance]  # else each process that ever was stays
+        self.version += self._take_out(role, index_of(name))
+
+    def _take_out(self, role: Role, index: int) -> bool:
+        """Whether it was there."""
+        if index not in self._present[role]:
+            return False
+        self._present[role].discard(index)
+        instance = self._members[role][index].instance
+        self._instances[instance] -= 1
+        if not self._instances[instance]:
+            del self._instances[instance]  # else each process that ever was stays
+        return True
 
     def knows(self, instance: str) -> bool:
         """Whether this process has registered since its role was last expected to."""

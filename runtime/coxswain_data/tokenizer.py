@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import Sequence, Split
 
 from coxswain.config import COMMON_EOS, EndpointConfig, TokenizerConfig
 from coxswain.errors import Refused
-from coxswain.uris import folder_and_key
+from coxswain.uris import file_path, folder_and_key, is_file
 from coxswain_data.formats.base import Content, some
 from coxswain_link.store import BucketNotFound, NotFound, open_store
 
@@ -102,7 +102,9 @@ def open_tokenizer(config: TokenizerConfig, endpoint: EndpointConfig, secrets_di
     try:
         data = open_store(f"{folder}/", endpoint, secrets_dir).get(name)
     except (NotFound, BucketNotFound) as error:
-        raise Refused("TokenizerUnusable", f"tokenizer.file.uri {config.uri!r} does not exist; {_WAY_OUT}") from error
+        is_folder = is_file(config.uri) and file_path(config.uri).is_dir()
+        why = "is a folder; name the tokenizer.json in it" if is_folder else f"does not exist; {_WAY_OUT}"
+        raise Refused("TokenizerUnusable", f"tokenizer.file.uri {config.uri!r} {why}") from error
     return FileTokenizer(data, config.eos, config.uri)
 
 

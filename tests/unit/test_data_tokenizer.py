@@ -169,6 +169,12 @@ def test_a_tokenizer_is_read_from_its_uri(tmp_path):
     )
 
 
+def test_a_folder_in_place_of_a_tokenizer_is_not_said_to_be_missing(tmp_path):
+    trained("<|endoftext|>").save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(Refused, match=r"^tokenizer\.file\.uri .* is a folder; name the tokenizer\.json in it$"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("harm", ["missing", "missing folder", "garbage"])
 def test_a_file_that_is_no_tokenizer_is_refused_by_its_uri(tmp_path, harm):
     path = tmp_path / ("away/tokenizer.json" if harm == "missing folder" else "tokenizer.json")

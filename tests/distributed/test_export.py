@@ -22,6 +22,7 @@ from coxswain.config import CustomModel, EndpointConfig, ModelConfig, TokenizerC
 from coxswain.errors import Refused
 from coxswain.models import parameter_specs
 from coxswain.planlog import manifest_key
+from coxswain.wire import Shard
 from coxswain_data.tokenizer import open_tokenizer
 from coxswain_link.store import Store, open_store
 from coxswain_train.checkpoint import save_load
@@ -451,3 +452,28 @@ def test_a_checkpoint_that_lacks_a_shard_is_refused_by_the_tensors_name(tmp_path
     with pytest.raises(Refused, match=r"no shard holds all of .*embed_tokens"):
         export(store, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_step_without_a_checkpoint_is_refused_with_those_that_have_one(tmp_path: Path) -> None:
+    store = checkpoint(tmp_path / "run", drawn(MODEL), MODEL)
+    store.put(manifest_key(12), b"")
+    with pytest.raises(Refused, match=r"STEP 4: .*/run holds no checkpoint of it; the last ones are of steps 3, 12$"):
+        export(store, tmp_path / "out", 4)
+
+
+def test_a_checkpoint_that_its_run_deletes_while_it_is_exported_is_not_said_to_be_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, plain = checkpoint(tmp_path / "run", drawn(MODEL), MODEL), save_load.read_shard
+
+    def read_shard(store: Store, shard: Shard) -> object:
+        store.delete(manifest_key(3))  # first, as a coordinator does it
+        store.delete(shard.key)
+        return plain(store, shard)
+
+    monkeypatch.setattr(save_load, "read_shard", read_shard)
+    with pytest.raises(
+        Refused, match=r"step-0000000003\.json was deleted while it was read: .*repeat the command"
+    ) as caught:
+        export(store, tmp_path / "out")
+    assert (caught.value.reason, (tmp_path / "out").exists()) == ("CheckpointGone", False)

@@ -424,7 +424,7 @@ def test_the_export_command_says_what_it_wrote_and_refuses_by_name(tmp_path, cap
     assert main([uri, out]) == 0
     assert "weights after 0 steps" in capsys.readouterr().out
     for arguments, says in (
-        ([uri, f"{out}-2", "7"], "step-0000000007.json is missing"), ([uri, f"{out}-2", "new"], "STEP 'new'"),
+        ([uri, f"{out}-2", "7"], "STEP 7: "), ([uri, f"{out}-2", "new"], "STEP 'new'"),
         ([f"{uri}/no", f"{out}-2"], "does not exist"), ([tmp_path.as_uri(), f"{out}-2"], "NoCheckpoint"),
     ):  # fmt: skip
         assert main(arguments) == 2

@@ -33,6 +33,7 @@ from coxswain_train.checkpoint.pretrained import EMBEDDING, HEAD, ROUNDING
 from coxswain_train.checkpoint.safetensors_out import DTYPES, OutputFile, Writer, divided, write_index, writing
 from coxswain_train.checkpoint.tokenizer_out import write_tokenizer
 
+_NAMED = 5
 _DIGITS = 19  # with fewer of them a number may be one of steps
 Shapes = dict[str, tuple[int, ...]]
 
@@ -51,8 +52,21 @@ def export(store: Store, output: Path, step: int | None = None, options: Options
 
     Memory holds one shard of the checkpoint at a time, however large the model is.
     """
-    options = options or Options()
-    manifest = save_load.read_manifest(store, _newest(store) if step is None else manifest_key(step))
+    key = _newest(store) if step is None else _saved(store, step)
+    try:
+        return _export(store, key, output, options or Options())
+    except Refused as error:
+        if error.reason != "TornCheckpoint" or store.exists(key):
+            raise
+        raise Refused(
+            "CheckpointGone",
+            f"{key} was deleted while it was read: its run keeps the last ones (checkpoint.keepLast, keepEvery); repeat the "
+            "command, without STEP for the newest one",
+        ) from error
+
+
+def _export(store: Store, key: str, output: Path, options: Options) -> int:
+    manifest = save_load.read_manifest(store, key)
     manifest = replace(manifest, shards=tuple(with_boxes(store, manifest.shards)))
     if output.suffix == ".safetensors":
         _check_file(output)
@@ -155,12 +169,26 @@ def _tokenizer(manifest: CheckpointManifest, given: str) -> TokenizerConfig | No
 
 
 def _newest(store: Store) -> str:
-    keys = [o.path for o in store.list("manifests/") if manifest_step(o.path) is not None]
-    if not keys:
+    return manifest_key(max(_steps(store)))
+
+
+def _saved(store: Store, step: int) -> str:
+    if step not in (steps := _steps(store)):
+        there = ", ".join(map(str, sorted(steps)[-_NAMED:]))
+        raise Refused(
+            "NoCheckpoint", f"STEP {step}: {store.uri} holds no checkpoint of it; the last ones are of steps {there}"
+        )
+    return manifest_key(step)
+
+
+def _steps(store: Store) -> set[int]:
+    """The steps that have a checkpoint, one at least."""
+    steps = {step for o in store.list("manifests/") if (step := manifest_step(o.path)) is not None}
+    if not steps:
         raise Refused(
             "NoCheckpoint", f"{store.uri} holds no checkpoint; give the checkpoint.uri of a job that saved one"
         )
-    return max(keys)
+    return steps
 
 
 def _shapes(store: Store, manifest: CheckpointManifest) -> Shapes:

@@ -17,7 +17,7 @@ from coxswain.errors import Refused
 from coxswain.index import BlockEntry
 from coxswain.lru_cache import LRUCache
 from coxswain.packed import Packed
-from coxswain.uris import is_file
+from coxswain.uris import file_path, is_file
 from coxswain_data.formats import format_named
 from coxswain_data.formats.base import Block, Extent, OpenObject
 from coxswain_data.formats.object_reader import ObjectReader, Sizes
@@ -158,6 +158,8 @@ class Source:
         count = 0
         for count, info in enumerate(once, 1):  # noqa: B007
             yield self._identified(info, lambda path: self._companion(by_path, path))
+        if not found:
+            raise self._empty("no object is below this uri, which names a folder; correct it, or bring the data there")
         if not count:
             of = f" with {TOKENS}" if self._is_paired else ""
             raise self._empty(
@@ -279,8 +281,10 @@ def open_source(
 
 
 def _not_found(config: SourceConfig) -> Refused:
+    why, way_out = "does not exist", "or bring the data there"
+    if is_file(config.uri) and (found := file_path(config.uri)).is_file():
+        why, way_out = "is a file, not a folder", f"to its folder, with `include: {found.name}`"
     return Refused(
         "SourceNotFound",
-        f"source {config.name!r}: uri {config.uri!r} does not exist; correct it in DataSource {config.source!r}, "
-        "or bring the data there",
+        f"source {config.name!r}: uri {config.uri!r} {why}; correct it in DataSource {config.source!r}, {way_out}",
     )

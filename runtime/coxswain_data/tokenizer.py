@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import Sequence, Split
 
 from coxswain.config import COMMON_EOS, EndpointConfig, TokenizerConfig
 from coxswain.errors import Refused
-from coxswain.uris import folder_and_key
+from coxswain.uris import file_path, folder_and_key, is_file
 from coxswain_data.formats.base import Content, some
 from coxswain_link.store import BucketNotFound, NotFound, open_store
 
@@ -59,7 +59,8 @@ class FileTokenizer:
         name = eos or _only_eos(self._tokenizer, where)
         self.eos = _eos_id(self._tokenizer, name, where)
         self.vocabulary = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        kind = b"file-2\0" if _part_eos(self._tokenizer, name, self.eos) else b"file-1\0"
+        changed = [_mark_eos(self._tokenizer, name), _part_eos(self._tokenizer, name, self.eos)]
+        kind = b"file-2\0" if any(changed) else b"file-1\0"
         self.hash = hashlib.sha256(kind + name.encode() + b"\0" + data).hexdigest()
 
     def encode(self, text: str) -> NDArray[np.int32]:
@@ -102,7 +103,9 @@ def open_tokenizer(config: TokenizerConfig, endpoint: EndpointConfig, secrets_di
     try:
         data = open_store(f"{folder}/", endpoint, secrets_dir).get(name)
     except (NotFound, BucketNotFound) as error:
-        raise Refused("TokenizerUnusable", f"tokenizer.file.uri {config.uri!r} does not exist; {_WAY_OUT}") from error
+        is_folder = is_file(config.uri) and file_path(config.uri).is_dir()
+        why = "is a folder; name the tokenizer.json in it" if is_folder else f"does not exist; {_WAY_OUT}"
+        raise Refused("TokenizerUnusable", f"tokenizer.file.uri {config.uri!r} {why}") from error
     return FileTokenizer(data, config.eos, config.uri)
 
 
@@ -145,10 +148,20 @@ def _eos_id(tokenizer: tokenizers.Tokenizer, name: str, where: str) -> int:
     return int(found)
 
 
+def _mark_eos(tokenizer: tokenizers.Tokenizer, name: str) -> bool:
+    """Makes the end-of-text token a special one where the file has it as any other added token, which is found in texts.
+    Returns whether it has."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    is_plain = any(token.content == name and not token.special for token in added)
+    if is_plain:
+        tokenizer.add_special_tokens([name])
+    return is_plain
+
+
 def _part_eos(tokenizer: tokenizers.Tokenizer, name: str, eos: int) -> bool:
     """Where the model itself makes the end-of-text token of its spelling, as Unigram does: parts that spelling in every text.
     Returns whether it does."""
-    if not _makes(tokenizer.model, name, eos):
+    if len(name) < 2 or not _makes(tokenizer.model, name, eos):  # a letter has no parts
         return False
     before = [tokenizer.pre_tokenizer] if tokenizer.pre_tokenizer else []
     first = Split(Regex(f"{re.escape(name[0])}(?={re.escape(name[1:])})"), "isolated")

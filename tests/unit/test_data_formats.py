@@ -332,6 +332,23 @@ def test_a_uri_that_does_not_exist_is_refused_by_name(tmp_path):
     assert caught.value.reason == "SourceNotFound"
 
 
+def test_a_uri_that_is_a_file_is_not_said_to_be_missing(tmp_path):
+    (tmp_path / "a b.jsonl").write_text("{}")
+    with pytest.raises(
+        Refused, match=r"jsonl' is a file, not a folder; .* to its folder, with `include: a b\.jsonl`"
+    ) as caught:
+        source(tmp_path / "a b.jsonl")
+    assert caught.value.reason == "SourceNotFound"
+
+
+def test_an_empty_folder_is_not_said_to_hold_what_no_include_takes(tmp_path):
+    with pytest.raises(
+        Refused, match="no object is below this uri, which names a folder; correct it, or bring"
+    ) as caught:
+        source(tmp_path).blocks()
+    assert caught.value.reason == "SourceEmpty"
+
+
 def test_a_source_without_a_matching_object_is_empty(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(Refused, match=r"none matches include '\*\.jsonl'") as caught:

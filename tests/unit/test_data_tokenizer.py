@@ -72,11 +72,31 @@ def test_a_document_cannot_forge_the_end_of_text_where_the_model_has_its_spellin
     assert mine.encode("x").tolist() == [6, 1]
 
 
+@pytest.mark.parametrize(
+    "flags", [{}, {"normalized": False}, {"single_word": True}, {"lstrip": True, "rstrip": True}], ids=str
+)
+def test_a_document_cannot_forge_the_end_of_text_that_is_an_added_token_and_not_a_special_one(flags):
+    plain = trained()
+    plain.add_tokens([tokenizers.AddedToken("</s>", **flags)])
+    mine, special = opened(plain, "</s>"), trained()
+    special.add_special_tokens(["</s>"])
+    for text in ("</s>", "the </s> boat", "x</s></s>x"):
+        ids = mine.encode(text).tolist()
+        assert ids == opened(special, "</s>").encode(text).tolist()
+        assert (ids[-1], ids.count(mine.eos)) == (mine.eos, 1), text
+    assert mine.hash != hashlib.sha256(b"file-1\0</s>\0" + plain.to_str().encode()).hexdigest()
+
+
 def test_a_text_without_the_end_of_text_has_the_ids_that_the_library_gives_it():
     tokenizer = tokenizers.Tokenizer(SPELLING["Unigram"])
     tokenizer.add_special_tokens(["<unk>", "</s>"])
     text = "xs></x<</ s>"
     assert opened(tokenizer).encode(text).tolist() == [*tokenizer.encode(text).ids, 1]
+
+
+def test_an_end_of_text_of_one_letter_has_no_parts_and_leaves_texts_as_they_are():
+    tokenizer = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("e", -2.0), ("x", -2.0), ("ex", -1.0)], unk_id=0))
+    assert opened(tokenizer, "e").encode("xex").tolist() == [*tokenizer.encode("xex").ids, 1]
 
 
 def test_the_hash_changes_only_where_the_spelling_was_the_end_of_text():
@@ -167,6 +187,12 @@ def test_a_tokenizer_is_read_from_its_uri(tmp_path):
         load(tmp_path / "tokenizer.json").encode(TEXT).tolist()
         == opened(trained("<|endoftext|>")).encode(TEXT).tolist()
     )
+
+
+def test_a_folder_in_place_of_a_tokenizer_is_not_said_to_be_missing(tmp_path):
+    trained("<|endoftext|>").save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(Refused, match=r"^tokenizer\.file\.uri .* is a folder; name the tokenizer\.json in it$"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("harm", ["missing", "missing folder", "garbage"])

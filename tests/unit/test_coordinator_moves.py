@@ -234,7 +234,7 @@ async def test_messages_of_ranks_and_registrations_as_before_cost_no_look_at_all
         for _ in range(20):
             lead.beat(1, 1)
             register(lead, agents(3)[0])
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.01)
         assert looks == []
         register(lead, replace(agents(3)[2], pod="demo-trainer-2-1", instance="another"))
         await lead.until(lambda: lead.state.session.move)

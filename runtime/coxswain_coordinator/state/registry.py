@@ -73,7 +73,7 @@ class MemberRegistry:
 
     def present(self, role: Role, count: int) -> list[Register]:
         """Those of the first `count` members of a role that are not missing, by index."""
-        return [m for m in self.of(role, count) if index_of(m.name) in self._present[role]]
+        return [self._members[role][index] for index in sorted(self._present[role]) if index < count]
 
     def member(self, role: Role, name: str) -> Register | None:
         """None: it has not registered with this coordinator."""

@@ -16,9 +16,19 @@ from coxswain_operator.children.gangs import BACKENDS, CHOICES
 from coxswain_operator.controller import Controller
 from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.discovery import find_gang_backend
+from coxswain_operator.reconcile.completion import LEAVE_SECONDS
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster, data_mix, data_source, report, training_job, with_job
+from tests.unit.fake_cluster import (
+    NAMESPACE,
+    FakeCluster,
+    data_mix,
+    data_source,
+    report,
+    report_text,
+    training_job,
+    with_job,
+)
 from tests.unit.test_reconcile_lifecycle import KEYS
 
 UID = "4b1d9f3e-0000-4000-8000-000000000000"
@@ -271,6 +281,21 @@ async def test_the_next_attempt_is_placed_as_the_installation_has_chosen_since()
     await passes_of(world, LABELS, 6)
     assert {p["spec"]["schedulerName"] for p in world.pods()} == {"second"}
     assert [key[0] for key in world.objects].count("PodGroup") == 1
+
+
+@pytest.mark.parametrize("end", ["Suspended", "Completed", "Failed"])
+async def test_a_job_without_pods_leaves_no_group_in_its_schedulers_queue(end: str) -> None:
+    world = await placed(LABELS)
+    world.report_now = None
+    world.edit("TrainingJob", "demo", suspend=end == "Suspended")
+    code = {"Suspended": 3, "Completed": 0, "Failed": 2}[end]
+    world.end(world.pod("coordinator"), code, report_text(end, step=100))
+    await passes_of(world, LABELS, 1)
+    assert "PodGroup" in [key[0] for key in world.objects]  # other pods are still there
+    world.tick(LEAVE_SECONDS)
+    await passes_of(world, LABELS, 8)
+    assert world.state == end
+    assert {"PodGroup", "PodDisruptionBudget"}.isdisjoint(key[0] for key in world.objects)
 
 
 @pytest.mark.parametrize(("before", "after"), [(NONE, LABELS), (LABELS, LABELS), (LABELS, NONE), (NONE, NONE)])

@@ -18,6 +18,7 @@ from coxswain_operator.views import HolderView, Manifest, PodView
 from tests.unit.fake_cluster import (
     NAMESPACE,
     FakeCluster,
+    report,
     report_text,
     with_job,
 )
@@ -176,6 +177,30 @@ async def test_a_job_that_has_completed_is_not_failed_by_a_deadline_that_has_pas
     world.tick(1000)
     await passes(world, 1)
     assert world.state == "Completed"
+
+
+@pytest.mark.parametrize(
+    ("phase", "state"), [("Completed", "Completed"), ("Running", "Failed"), ("Suspended", "Failed")]
+)
+async def test_a_deadline_does_not_fail_a_job_whose_coordinator_has_announced_that_it_is_complete(
+    phase: str, state: str
+) -> None:
+    world = await running(activeDeadlineSeconds=100)
+    world.report_now = report(phase, 100)
+    world.tick(1000)
+    await one_pass(world)
+    world.end(world.pod("coordinator") or {}, 0, report_text("Completed", step=100))
+    await one_pass(world)
+    assert world.state == state
+
+
+async def test_a_deadline_fails_a_job_whose_coordinator_fails_after_it_has_announced_the_end() -> None:
+    world = await running(activeDeadlineSeconds=100)
+    world.report_now = report("Completed", 100)
+    world.tick(1000)
+    world.end(world.pod("coordinator") or {}, 1, report_text("Completed", step=100))
+    await one_pass(world)
+    assert world.state == "Failed"
 
 
 @pytest.mark.parametrize(("seconds", "deleted"), [(14, 0), (15, 3)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coxswain_operator.reconcile.actions import Delete
+from coxswain_operator.reconcile.completion import LEAVE_SECONDS
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import ChildView
 from tests.unit.fake_cluster import report, report_text
@@ -40,6 +41,8 @@ async def test_a_job_whose_checkpoint_is_saved_before_it_is_suspended_is_protect
 async def test_a_job_that_has_ended_leaves_no_budget(code: int, state: str) -> None:
     world = await running()
     world.end(world.pod("coordinator") or {}, code, report_text(state, step=100))
+    await passes(world)
+    world.tick(LEAVE_SECONDS)
     await passes(world)
     assert (world.state, budgets(world)) == (state, [])
 

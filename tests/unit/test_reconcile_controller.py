@@ -250,8 +250,8 @@ async def finished(**spec: Any) -> FakeCluster:
     world = await running(**spec)
     for pod in list(world.pods()):
         world.end(pod, 0, report_text("Completed", step=100))
-    await passes(world, 1)
-    world.tick(15)
+    await passes(world, 2)  # that of its end, and that which takes its budget away
+    world.tick(14)
     return world
 
 

@@ -52,6 +52,12 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     return ChildDiff(deletes, tuple(Create(m) for m in missing), needed)
 
 
+def without_pods(ctx: Context) -> tuple[Delete, ...]:
+    """Ends what is about pods alone, of a job that has none: a queue of Volcano's, say, cannot be closed while it has a group."""
+    groups = (c for c in ctx.observed.children if _is_group(ctx, c) and not c.deleting)
+    return (*lift_budget(ctx), *(Delete(c.kind, c.name, c.uid) for c in groups))
+
+
 def lift_budget(ctx: Context) -> tuple[Delete, ...]:
     """Ends the protection of a gang without pods: alerts on budgets ask for healthy pods, whatever the job does."""
     found = (c for c in ctx.observed.children if c.kind == BUDGET and not c.deleting)

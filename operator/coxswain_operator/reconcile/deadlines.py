@@ -15,11 +15,17 @@ from coxswain_operator.views import PodView
 def exceeded(ctx: Context) -> Termination | None:
     """More active time than activeDeadlineSeconds, without suspensions and time in a queue."""
     limit = ctx.spec.active_deadline_seconds
-    if limit is None or active_seconds(ctx) < limit:
+    if limit is None or active_seconds(ctx) < limit or _completes(ctx):
         return None
     text = f"the job was active for longer than activeDeadlineSeconds ({limit})"
     way_out = "raise it and retry the job to resume from the last checkpoint"
     return Termination("Failed", "DeadlineExceeded", f"{text}; {way_out}")
+
+
+def _completes(ctx: Context) -> bool:
+    """The coordinator has announced that the job is complete, and has yet to leave."""
+    pod, report = ctx.coordinator, ctx.report
+    return pod is not None and pod.is_active and report is not None and report.phase == "Completed"
 
 
 def active_seconds(ctx: Context) -> float:

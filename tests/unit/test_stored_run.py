@@ -85,6 +85,20 @@ def test_the_last_steps_are_those_of_the_newest_checkpoint_and_of_a_run_that_was
     assert [msgspec.json.decode(each)["step"] for each in lines] == list(range(4, 12))
 
 
+@pytest.mark.parametrize("name", ["step-0000000012.json.bak", "step-0000000012 (copy).json", "z.txt"])
+def test_what_a_user_keeps_beside_the_manifests_is_no_checkpoint(place: Path, name: str) -> None:
+    for saved in (4, 8):
+        write(place, manifest_key(saved), msgspec.json.encode({"step": saved}))
+        write(place, steps_key(saved, 1), line(saved - 1))
+    write(place, steps_key(12, 1), line(11))
+    write(place, f"manifests/{name}", b"a manifest that was set aside")
+    found = open_location(place.as_uri())
+    kept, newest = found.checkpoints()
+    assert newest is not None
+    assert (kept, newest.step) == ([4, 8], 8)
+    assert [msgspec.json.decode(each)["step"] for each in found.step_lines(last=True)] == [7, 11]
+
+
 def test_the_last_steps_are_found_under_the_names_of_an_earlier_release_and_of_each_world(place: Path) -> None:
     write(place, manifest_key(8), b"{}")
     write(place, "steps/before-0000000004.jsonl", line(3))

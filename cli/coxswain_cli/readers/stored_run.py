@@ -13,7 +13,7 @@ import zstandard
 from coxswain.config import CheckpointConfig, EndpointConfig
 from coxswain.errors import CoxswainError, Refused
 from coxswain.membership.values import MixRecord
-from coxswain.planlog import mix_key, steps_stem
+from coxswain.planlog import manifest_key, manifest_step, mix_key, steps_stem
 from coxswain.structs import UNDECODABLE
 from coxswain.uris import file_path, file_uri, is_file
 from coxswain_cli.reporting.model import MixInForce, RecordedStep
@@ -69,9 +69,13 @@ class StoredRun:
 
     def checkpoints(self) -> tuple[list[int], Checkpoint | None]:
         """The steps of all checkpoints, and the newest one."""
-        keys = self._keys(_MANIFESTS)
-        newest = _decoded(keys[-1], self._store.get(keys[-1]), Checkpoint) if keys else None
-        return [n for key in keys if (n := _ordinal(key)) is not None], newest
+        saved = self._saved()
+        key = manifest_key(saved[-1]) if saved else ""
+        return saved, _decoded(key, self._store.get(key), Checkpoint) if key else None
+
+    def _saved(self) -> list[int]:
+        """The steps that have a checkpoint. A copy of a manifest, or one that a user has renamed, is none."""
+        return sorted(n for key in self._keys(_MANIFESTS) if (n := manifest_step(key)) is not None)
 
     def generation(self) -> int:
         """Number of the newest world; 0: none yet."""
@@ -90,9 +94,9 @@ class StoredRun:
 
     def _last_steps(self) -> list[str]:
         """The last object, and those of the newest checkpoint: a run that was killed may have left one of later steps."""
-        keys, manifests = self._keys(_STEPS), self._keys(_MANIFESTS)
-        saved = steps_stem(_ordinal(manifests[-1]) or 0) if manifests else None
-        return [key for key in keys if key == keys[-1] or (saved is not None and key.startswith(saved))]
+        keys, saved = self._keys(_STEPS), self._saved()
+        stem = steps_stem(saved[-1]) if saved else None
+        return [key for key in keys if key == keys[-1] or (stem is not None and key.startswith(stem))]
 
     def mixes(self) -> tuple[MixInForce, ...]:
         """Every mix record that a committed step uses, and the first step that it holds for."""
@@ -144,7 +148,7 @@ def _damaged(key: str, error: Exception) -> Refused:
 
 
 def _ordinal(key: str) -> int | None:
-    """The number in a key's name, such as `manifests/step-0000000040.json`."""
+    """The number in a key's name, such as `log/generations/00000004.json`."""
     digits = "".join(c for c in key.rsplit("/", 1)[-1].partition(".")[0] if c.isdecimal())
     return int(digits) if digits else None
 

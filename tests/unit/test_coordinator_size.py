@@ -94,6 +94,7 @@ async def test_a_number_that_is_taken_back_before_a_rank_has_the_directive_ends_
         await lead.until(lambda: not session.move)
         assert session.known_end is None
         assert session.directive(step).end == ""
+        assert lead.state.registry.missing("trainer", 2) == [], "it has never left"
 
 
 async def test_a_number_that_is_taken_back_behind_the_directive_leaves_the_change_as_it_is(tmp_path):

@@ -164,6 +164,14 @@ async def test_a_world_is_not_adopted_whose_worker_has_ended_though_its_agent_re
         assert lead.state.session.lost == "rank 1 on trainer-1 ended: exit code -9"
 
 
+async def test_the_end_of_a_worker_of_an_earlier_world_keeps_no_world_from_being_adopted(tmp_path):
+    async with led_again(tmp_path) as lead:
+        lead.state.add_exit(wire.WorkerExit(0, "trainer-1", 0, 1, -9))
+        register(lead, *(replace(agent, generation=1) for agent in agents(2)))
+        await lead.until(lambda: lead.state.session)
+        assert (lead.state.session.lost, lead.state.session.adopted) == ("", True)
+
+
 async def test_a_worker_that_is_in_a_world_still_that_another_has_left_must_leave_it_first(tmp_path):
     async with led_again(tmp_path) as lead:
         inside = replace(agents(2)[0], generation=1)

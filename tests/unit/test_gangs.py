@@ -283,6 +283,15 @@ async def test_the_next_attempt_is_placed_as_the_installation_has_chosen_since()
     assert [key[0] for key in world.objects].count("PodGroup") == 1
 
 
+async def test_a_completed_job_keeps_its_group_and_its_budget_as_long_as_pods_have_grace() -> None:
+    world = await placed(LABELS)
+    world.report_now = None
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100))
+    await passes_of(world, LABELS, 3)
+    assert world.state == "Completed"
+    assert {"PodGroup", "PodDisruptionBudget"} <= {key[0] for key in world.objects}
+
+
 @pytest.mark.parametrize("end", ["Suspended", "Completed", "Failed"])
 async def test_a_job_without_pods_leaves_no_group_in_its_schedulers_queue(end: str) -> None:
     world = await placed(LABELS)

@@ -102,6 +102,17 @@ async def test_an_annotation_that_the_job_was_created_with_does_not_retry_it_and
     assert world.job["status"]["attempt"] == 1
 
 
+async def test_an_annotation_that_comes_while_the_job_runs_retries_it_once_it_has_ended() -> None:
+    world = await running()
+    ask(world, "1")
+    await passes(world)
+    assert (world.state, world.job["status"]["attempt"]) == ("Running", 0)
+    world.end(world.pod("coordinator"), 2, report_text("Failed", step=10, fault=FAULT))
+    world.report_now = None
+    await passes(world, 8)
+    assert world.job["status"]["attempt"] == 1
+
+
 async def test_a_long_value_of_the_annotation_retries_once() -> None:
     """The status holds 1,024 characters of it."""
     world = await failed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -105,6 +106,11 @@ def placement_key(generation: int, segment: int, part: int = 0) -> str:
 
 def manifest_key(step: int) -> str:
     return f"manifests/step-{step:010d}.json"
+
+
+def manifest_steps(keys: Iterable[str]) -> list[int]:
+    """The steps of those that are keys of manifests, ascending. A copy of one, or one that was renamed, is none."""
+    return sorted(step for key in keys if (step := manifest_step(key)) is not None)
 
 
 def manifest_step(key: str) -> int | None:

@@ -14,7 +14,9 @@ from coxswain.errors import Refused
 
 _FILE = "file:"
 BUCKET = r"[A-Za-z0-9._:-]+"  # as a pattern
-_NO_PART = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f]")  # of a path in a bucket: obstore reads no such key
+# As a pattern: uris with a path in a bucket that obstore reads no key of. A part is `.` or `..`, or one within is empty, or there
+# is a control character.
+NO_PATH = r"^s3://[^/]+/(.*/)?[.]{1,2}(/|$)|^s3://[^/]+/+[^/].*//[^/]|^s3://[^/]*/.*[\x00-\x1f\x7f]"
 
 
 def file_uri(path: Path | str) -> str:
@@ -33,24 +35,23 @@ def file_path(uri: str) -> Path:
 
 def bucket_and_prefix(uri: str) -> tuple[str, str]:
     """The parts of s3://bucket/prefix. A key is taken as it is, whatever letters it has. Raises Refused (InvalidPath)."""
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    return bucket, _checked(uri, prefix.strip("/"))
+    bucket, _, prefix = _checked(uri).removeprefix("s3://").partition("/")
+    return bucket, prefix.strip("/")
 
 
 def folder_and_key(uri: str) -> tuple[str, str]:
     """The URI of an object's folder, and its key there. Raises Refused (InvalidPath)."""
-    folder, _, name = uri.rpartition("/")
-    return folder, _decoded(name) if is_file(uri) else _checked(uri, name)
+    folder, _, name = _checked(uri).rpartition("/")
+    return folder, _decoded(name) if is_file(uri) else name
 
 
-def _checked(uri: str, path: str) -> str:
-    """A path in a bucket, or none."""
-    if path and _NO_PART.search(path):
+def _checked(uri: str) -> str:
+    if re.search(NO_PATH, uri):
         raise Refused(
             "InvalidPath",
             f"uri {uri!r}: no part of a path in a bucket may be empty, '.' or '..', or have a control character; correct it",
         )
-    return path
+    return uri
 
 
 def _decoded(text: str) -> str:

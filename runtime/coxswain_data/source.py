@@ -224,9 +224,10 @@ class Source:
 
     def _same(self, reader: ObjectReader) -> ObjectReader | None:
         """Of a file as it is now, where that has the known content: a large archive stays open while it is touched."""
-        known = self._files and self._files.known(reader)
-        now = self._reader(self._store.head(reader.path)) if known else None
-        return now if now and self._files and self._files.of(now) == known else None
+        if self._files is None or not (known := self._files.known(reader)):
+            return None
+        now = self._reader(self._store.head(reader.path))
+        return now if self._files.of(now) == known else None
 
     def _empty(self, why: str) -> Refused:
         return Refused("SourceEmpty", f"source {self.config.name!r} at {self.config.uri}: {why}")

@@ -144,7 +144,7 @@ class StreamDataset(IterableDataset[StepBatch]):
             theirs = job.checkpoint.endpoint
             endpoint = theirs if options.get("secrets_dir") else msgspec.structs.replace(theirs, secret="")
         own = {"steps": job.total_steps, "held_out": job.evaluation.tokens, "endpoint": endpoint}
-        return cls(job.mix, job.batch, cache, **{**own, **options})
+        return cls(job.mix, job.batch, cache, **(own | options))
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Yields the steps from the dataset's cursor on.

@@ -13,7 +13,6 @@ from tests.unit.reconcile_scenes import NOW, Scene, condition
 from tests.unit.test_reconcile_lifecycle import budgets, passes, running
 from tests.unit.test_reconcile_suspend import suspended
 
-BUDGET = ChildView("PodDisruptionBudget", "demo", uid="b")
 ENDED = {"conditions": [condition("Succeeded", "False", reason="Failed")], "completionTime": stamp(NOW - 3600)}
 
 
@@ -51,7 +50,7 @@ async def test_a_job_that_has_ended_leaves_no_budget(code: int, state: str) -> N
 def test_the_budget_of_a_job_that_ended_under_an_earlier_release_goes_too_and_is_asked_to_go_once(
     deleting: bool,
 ) -> None:
-    child = ChildView(BUDGET.kind, BUDGET.name, BUDGET.uid, deleting=deleting)
+    child = ChildView("PodDisruptionBudget", "demo", uid="b", deleting=deleting)
     decision = Scene(status=ENDED, children=(child,)).decide()
     assert decision.of(Delete) == (() if deleting else (Delete("PodDisruptionBudget", "demo", "b"),))
 

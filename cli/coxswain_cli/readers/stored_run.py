@@ -13,7 +13,7 @@ import zstandard
 from coxswain.config import CheckpointConfig, EndpointConfig
 from coxswain.errors import CoxswainError, Refused
 from coxswain.membership.values import MixRecord
-from coxswain.planlog import manifest_key, manifest_step, mix_key, steps_stem
+from coxswain.planlog import manifest_key, manifest_steps, mix_key, steps_stem
 from coxswain.structs import UNDECODABLE
 from coxswain.uris import file_path, file_uri, is_file
 from coxswain_cli.reporting.model import MixInForce, RecordedStep
@@ -74,8 +74,8 @@ class StoredRun:
         return saved, _decoded(key, self._store.get(key), Checkpoint) if key else None
 
     def _saved(self) -> list[int]:
-        """The steps that have a checkpoint. A copy of a manifest, or one that a user has renamed, is none."""
-        return sorted(n for key in self._keys(_MANIFESTS) if (n := manifest_step(key)) is not None)
+        """The steps that have a checkpoint, ascending."""
+        return manifest_steps(self._keys(_MANIFESTS))
 
     def generation(self) -> int:
         """Number of the newest world; 0: none yet."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coxswain.api.pod_template import OWN
+from coxswain.uris import NO_PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +128,9 @@ _URIS = (
     *(f"{_JOB}.{field}" for field in ("checkpoint", "model.initFrom", "parallelism.profile")),
 )  # fmt: skip
 
-# As `coxswain.uris` refuses them: `.` or `..` as a part, an empty part within, a control character.
-_NO_PATH = r"^s3://[^/]+/(.*/)?[.]{1,2}(/|$)|^s3://[^/]+/+[^/].*//[^/]|^s3://.*[\x00-\x1f\x7f]"
-
 URI_RULES: Final[tuple[Rule, ...]] = (
     Rule(
-        "uri-path-in-bucket", _URIS, f"!self.uri.matches(r'{_NO_PATH}')",
+        "uri-path-in-bucket", _URIS, f"!self.uri.matches(r'{NO_PATH}')",
         "no part of a path in a bucket may be empty, '.' or '..', or have a control character",
         "write the path as S3 lists it", field=".uri",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from coxswain_operator.children import CONTENT, children, gangs
@@ -48,20 +48,22 @@ def diff_children(ctx: Context, start: Start, status: JobStatus) -> ChildDiff:
     former = (c for c in ctx.observed.children if _is_group(ctx, c) and c.name != pod_group(job, group))
     needed = any(c.kind != BUDGET for c in stale)  # which no pod mounts
     gone = (*stale, *former, *_of_earlier_starts(ctx, (config_map_name(job, pin), record_name(job, pin))))
-    deletes = tuple(Delete(c.kind, c.name, c.uid) for c in gone if not c.deleting)
-    return ChildDiff(deletes, tuple(Create(m) for m in missing), needed)
+    return ChildDiff(_deletes(gone), tuple(Create(m) for m in missing), needed)
 
 
-def without_pods(ctx: Context) -> tuple[Delete, ...]:
+def lift_gang(ctx: Context) -> tuple[Delete, ...]:
     """Ends what is about pods alone, of a job that has none: a queue of Volcano's, say, cannot be closed while it has a group."""
-    groups = (c for c in ctx.observed.children if _is_group(ctx, c) and not c.deleting)
-    return (*lift_budget(ctx), *(Delete(c.kind, c.name, c.uid) for c in groups))
+    return (*lift_budget(ctx), *_deletes(c for c in ctx.observed.children if _is_group(ctx, c)))
 
 
 def lift_budget(ctx: Context) -> tuple[Delete, ...]:
     """Ends the protection of a gang without pods: alerts on budgets ask for healthy pods, whatever the job does."""
-    found = (c for c in ctx.observed.children if c.kind == BUDGET and not c.deleting)
-    return tuple(Delete(c.kind, c.name, c.uid) for c in found)
+    return _deletes(c for c in ctx.observed.children if c.kind == BUDGET)
+
+
+def _deletes(found: Iterable[ChildView]) -> tuple[Delete, ...]:
+    """Of those that are not on their way out already."""
+    return tuple(Delete(c.kind, c.name, c.uid) for c in found if not c.deleting)
 
 
 def budget_due(ctx: Context) -> float:

@@ -86,7 +86,7 @@ def reconcile_finished(ctx: Context) -> Decision:
         (
             *_observed(ctx),
             *due,
-            *(() if any(p.occupies for p in ctx.observed.pods) else child_diff.without_pods(ctx)),
+            *(() if any(p.occupies for p in ctx.observed.pods) else child_diff.lift_gang(ctx)),
             *force_delete.force_deletes(ctx),
             *queueing.release_groups(ctx.kept_pods),
             *queueing.release_workloads(ctx.observed.admissions, ctx.observed.pods),

@@ -51,7 +51,7 @@ def reconcile_suspend(ctx: Context) -> PolicyResult:
     if not ctx.observed.pods:
         status = replace(attempts.unsettled(renewed), gang=UNSET)
         text = "; ".join(filter(None, (_saved(ctx), room.refusal(ctx))))
-        return PolicyResult("Suspended", status, "Suspended", text, child_diff.without_pods(ctx))
+        return PolicyResult("Suspended", status, "Suspended", text, child_diff.lift_gang(ctx))
     if ctx.coordinator is not None and ctx.coordinator.is_active and _has_begun(ctx) and ctx.now < _deadline(ctx):
         call = CheckpointAndStop("suspended")
         text = "waits for the checkpoint, then for the pods to leave"

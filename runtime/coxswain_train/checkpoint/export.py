@@ -22,7 +22,7 @@ from coxswain.boxes import Box, full_box, match
 from coxswain.config import TokenizerConfig
 from coxswain.errors import CoxswainError, Refused
 from coxswain.exits import Exit
-from coxswain.planlog import manifest_key, manifest_step
+from coxswain.planlog import manifest_key, manifest_steps
 from coxswain.uris import file_uri
 from coxswain.wire import CheckpointManifest, Shard
 from coxswain_link.store import Store, open_store
@@ -177,7 +177,7 @@ def _tokenizer(manifest: CheckpointManifest, given: str) -> TokenizerConfig | No
 
 def _step_of(store: Store, wanted: int | None) -> int:
     """The step that is wanted, or the newest. Raises Refused where no checkpoint is of it."""
-    there = sorted(step for o in store.list("manifests/") if (step := manifest_step(o.path)) is not None)
+    there = manifest_steps(o.path for o in store.list("manifests/"))
     if not there:
         raise Refused(
             "NoCheckpoint", f"{store.uri} holds no checkpoint; give the checkpoint.uri of a job that saved one"

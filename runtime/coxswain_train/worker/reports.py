@@ -27,7 +27,7 @@ def step_report(
         timings=result.timings, ended=time.time() - result.evaluation_seconds,
         evaluation_loss_sum=result.evaluation_loss_sum, evaluation_seconds=result.evaluation_seconds,
         probe_seconds=probed,
-        totals=totals_of(result.agreed),
+        totals=_totals(result.agreed),
     )  # fmt: skip
 
 
@@ -48,12 +48,12 @@ def agreed_report(
     rate = learning_rate(job.optimizer, plan.step, job.total_steps)
     return wire.StepReport(
         plan.generation, plan.step, rank, loss, delivered, agreed.norm, rate, 0.0, 0.0, 0.0, 0.0,
-        ended=time.time(), totals=totals_of(agreed),
+        ended=time.time(), totals=_totals(agreed),
     )  # fmt: skip
 
 
-def totals_of(agreed: GlobalStats | None) -> wire.Totals | UnsetType:
-    """None where the loss is no finite number, which JSON has not: a coordinator could not read the report."""
+def _totals(agreed: GlobalStats | None) -> wire.Totals | UnsetType:
+    """Left out where the loss is no finite number, which JSON has not: a coordinator could not read the report."""
     if agreed is None or not isfinite(agreed.loss_sum):
         return UNSET
     return wire.Totals(agreed.loss_sum, agreed.delivered)

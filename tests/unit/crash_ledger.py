@@ -58,7 +58,9 @@ class Ledger:
         if path == STEPS and answer.status == 200:
             self._agree(life, caller, call, answer)
         if path == STOP and taken:
-            self.stopped.setdefault(life, max(self._begun.get(life, 0), _begun_before(life)))
+            self.stopped.setdefault(life, self._begun.get(life, 0))
+        if life in self.stopped:  # a stop may arrive before the world of the earlier coordinator is adopted
+            self.stopped[life] = max(self.stopped[life], _begun_before(life))
         if path in (*MESSAGES, STOP) and call.route[0] == "POST" and taken:
             self._repeat(life, caller, call, answer.status)
             self._send_stale(life)

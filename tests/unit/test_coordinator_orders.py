@@ -76,6 +76,7 @@ SAVED_TWICE = [
 ]
 
 UNHEARD = [Rule("/v1/rendezvous", "worker-0", 0, Trouble(lost="message"), 2)]
+FIRST_ON_TRAINER_1 = "second coordinator, trainer-1 has the first"
 ALONE = [Rule("/v1/steps", "worker-2", 3, Trouble(lost="any"))]
 
 
@@ -150,6 +151,7 @@ def test_messages_in_any_order_cost_no_step_and_no_worker_also_at_a_change_or_a_
 @given(troubles(HARMFUL), st.lists(EVENTS, max_size=3, unique_by=lambda event: event[0]), st.none() | TIMES)
 @example(SAVED_TWICE, [(2.0, "worker-1")], None)
 @example(HELD, [(1.5, "worker-0")], 2.5)
+@example([], [(0.25, "a smaller size"), (3.3125, FIRST_ON_TRAINER_1)], 3.25)
 @example(ALONE, [(0.25, "trainer-0"), (2.0, "trainer-2"), (3.5, "coordinator")], 1.9375)
 def test_losses_and_decisions_in_any_order_of_messages_lead_to_the_same_steps(
     calm, tmp_path_factory, found, events, stop

@@ -154,6 +154,7 @@ class AdmissionView:
     content: str = ""  # hash of what was asked for
     trainers: int | None = None
     message: str = ""  # why it waits
+    active: bool = True  # False: an administrator, or Kueue itself, has deactivated it
 
 
 def retry_value(job: Manifest) -> str:

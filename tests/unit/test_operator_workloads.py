@@ -192,6 +192,12 @@ def test_an_admission_holds_from_admitted_until_evicted_and_else_kueues_words_sa
     assert admission_view({**workload(), "status": status}) == AdmissionView("demo-u-0", "demo-u-0", trainers, message)
 
 
+@pytest.mark.parametrize("active", [False, True])
+def test_a_workload_is_active_unless_it_says_otherwise(active: bool) -> None:
+    assert admission_view({**workload(), "spec": {"active": active}}).active is active
+    assert admission_view({**workload(), "spec": {}}).active
+
+
 def test_a_workload_without_a_status_waits() -> None:
     plain = workload()
     del plain["metadata"]["annotations"]

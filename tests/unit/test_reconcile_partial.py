@@ -138,6 +138,41 @@ async def test_an_evicted_job_asks_for_all_its_trainers_again_in_another_group_u
     assert len(world.pods()) == 5 and world.job["status"]["restarts"]["counted"] == 0
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_deactivated_workload_holds_its_job_back_until_it_is_active_again(begun: bool) -> None:
+    """Another Workload in its place would be admitted at once: `kueuectl stop workload` would have no effect."""
+    world = await waiting()
+    if begun:
+        await trains(world, 3)
+    stopped = world.workload
+    stopped["spec"]["active"], world.report_now = False, None
+    world.evict()
+    world.edit("TrainingJob", "demo", trainers={**BOUNDS, "count": 2})
+    await passes(world, 6)
+    assert (world.state, world.pods(), world.workloads()) == ("Queued", [], [stopped])
+    text = f"waits in its queue: Workload {stopped['metadata']['name']} is deactivated: set its spec.active to true"
+    assert world.condition("Succeeded")["message"].startswith(text)
+    stopped["spec"]["active"] = True
+    await passes(world, 6)
+    assert world.workload != stopped
+    await trains(world, 2)
+    assert len(world.pods()) == 4
+
+
+async def test_a_job_whose_workload_is_deactivated_queues_again_when_it_is_suspended_and_resumed() -> None:
+    world = await waiting()
+    world.workload["spec"]["active"] = False
+    world.evict()
+    await passes(world)
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes(world)
+    assert (world.state, world.workloads()) == ("Suspended", [])
+    world.edit("TrainingJob", "demo", suspend=False)
+    await passes(world)
+    await trains(world, 3)
+    assert len(world.pods()) == 5
+
+
 async def test_the_pass_that_sees_an_eviction_leaves_the_size_of_the_next_start_open() -> None:
     world = await waiting()
     await trains(world, 1)

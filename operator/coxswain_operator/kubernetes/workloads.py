@@ -89,7 +89,8 @@ def admission_view(workload: Manifest) -> AdmissionView:
     trainers = counts.get("trainer") if admitted else None
     waits = conditions.get("Evicted") if _is(conditions, "Evicted", "True") else conditions.get("QuotaReserved")
     content = (meta.get("annotations") or {}).get(CONTENT, "")
-    return AdmissionView(meta["name"], content, trainers, str((waits or {}).get("message", "")))
+    active = (workload.get("spec") or {}).get("active") is not False
+    return AdmissionView(meta["name"], content, trainers, str((waits or {}).get("message", "")), active)
 
 
 def _is(conditions: dict[str, Manifest], type_: str, status: str) -> bool:

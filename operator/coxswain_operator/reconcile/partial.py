@@ -2,7 +2,7 @@
 
 Kueue makes no such Workload of pods by itself, since it sees only those that exist. The operator makes it before them; with its
 pods the group is then one like any other. An eviction is another start, which asks for all trainers again: the pods of a group
-all name its size, and the next admission may have another one.
+all name its size, and the next admission may have another one. A deactivated Workload holds the starts behind it back as well.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from coxswain_operator.views import AdmissionView, Event
 
 LOOK_SECONDS = 3.0  # between two looks at the Workloads of a job: no watch says that one is admitted
 LONGEST_LOOK_SECONDS = 30.0  # of a job that waits for long
+DEACTIVATED = "Workload {} is deactivated: set its spec.active to true, or suspend and resume the job"
 LOOK_SHARE = 0.05  # of the time that it has waited, within these
 
 
@@ -58,6 +59,8 @@ def turn(ctx: Context, status: JobStatus, plan: PodPlan) -> Turn:
     found, wanted = _workload(ctx, status), workload(replace_fields(plan, avoid=()), ctx.spec.trainers.count)
     if _has_pods(ctx, wanted["metadata"]["name"]):
         return Turn(status)
+    if deactivated := sorted(w.name for w in ctx.observed.admissions if not w.active):
+        return _waiting(ctx, status, DEACTIVATED.format(deactivated[0]))
     if found is None:
         return _waiting(ctx, status, "", creates=(Create(wanted),))
     too_many = found.trainers is not None and found.trainers > ctx.spec.trainers.count

@@ -32,6 +32,9 @@ def release_groups(pods: Sequence[PodView], current: str = "") -> Iterator[Leave
 def release_workloads(
     workloads: Sequence[AdmissionView] | None, pods: Sequence[PodView], current: str = ""
 ) -> Iterator[LeaveQueue]:
-    """The releases of the operator's own Workloads that have no pods, but for the `current` one: they would take a share."""
+    """The releases of the operator's own Workloads that have no pods, but for the `current` one: they would take a share.
+
+    A deactivated one takes none, and holds the job back until it ends or is suspended.
+    """
     groups = {p.group for p in pods} | {current}
-    yield from (LeaveQueue(w.name) for w in workloads or () if w.name not in groups)
+    yield from (LeaveQueue(w.name) for w in workloads or () if w.name not in groups and (w.active or not current))

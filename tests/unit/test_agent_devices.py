@@ -14,7 +14,14 @@ from tests.unit.agent_fakes import on
 def test_workers_run_one_cpu_thread_each_unless_the_environment_says_otherwise():
     assert fork_server_environment({}, ())["OMP_NUM_THREADS"] == "1"
     assert fork_server_environment({"OMP_NUM_THREADS": "4"}, ())["OMP_NUM_THREADS"] == "4"
-    assert fork_server_environment({}, ("0",)) == {}
+    assert "OMP_NUM_THREADS" not in fork_server_environment({}, ("0",))
+
+
+@pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_workers_on_gpus_let_segments_of_memory_grow_unless_the_container_says_how_torch_allocates(own):
+    assert fork_server_environment({}, ("0",)) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert fork_server_environment({own: "backend:native"}, ("0",)) == {own: "backend:native"}
+    assert "PYTORCH_ALLOC_CONF" not in fork_server_environment({}, ())
 
 
 STEPS = """
@@ -79,6 +86,8 @@ def test_cuda_devices_are_found_without_cuda(tmp_path):
     assert visible_devices({}, tmp_path) == ("0", "1")
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "3, 5"}, tmp_path) == ("3", "5")
     assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == ()
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": "0, -1, 2"}, tmp_path) == ("0",)
 
 
 def test_the_agent_never_imports_torch():

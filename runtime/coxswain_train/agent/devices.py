@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from coxswain.config import JobConfig
@@ -15,10 +16,15 @@ CPU = "cpu"  # the hardware of jobs that use no CUDA device, also where there ar
 # the kernel takes it back in between, and clears it in every step (0 to 8 % of a step, by the heap's order).
 ON_CPU = {"OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
+# Tasks of a job have tens of sizes: blocks of fixed size would leave gaps of a GPU's memory that no later task fits into.
+ON_GPU = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+_OWN_ALLOC_CONF = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}  # torch reads the second where the first is not set
+
 
 def fork_server_environment(inherited: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
     """What must be set before torch is imported. What the container sets itself wins."""
-    return dict(inherited) if devices else {**ON_CPU, **inherited}
+    on_gpu = {} if _OWN_ALLOC_CONF & inherited.keys() else ON_GPU
+    return {**(on_gpu if devices else ON_CPU), **inherited}
 
 
 def worker_environment(env: Environment, device: int, devices: Sequence[str]) -> dict[str, str]:
@@ -45,8 +51,8 @@ def trainer_devices(job: JobConfig, environment: Mapping[str, str], folder: Path
 
 
 def visible_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> tuple[str, ...]:
-    """CUDA devices of this machine, without loading CUDA."""
+    """CUDA devices of this machine, without loading CUDA. A negative one hides itself and those behind it, as in CUDA."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return tuple(d.strip() for d in chosen.split(",") if d.strip())
+        return tuple(takewhile(lambda d: not d.startswith("-"), filter(None, map(str.strip, chosen.split(",")))))
     return tuple(str(i) for i in range(len(list(folder.glob("nvidia[0-9]*")))))

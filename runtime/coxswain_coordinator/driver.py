@@ -121,7 +121,7 @@ class Driver:
 
     async def drain(self) -> None:
         """Keeps answering until every service has received the end, or for some seconds."""
-        members = self._state.registry.instances()
+        members = self._state.registry.instances(self._state.size)
         await self._state.notifier.wait_until(lambda: self._end_acks >= members, _DRAIN_SECONDS)
 
     def close(self) -> None:

@@ -44,12 +44,21 @@ async def test_the_end_is_answered_until_every_service_has_it_or_five_seconds_ar
     async with training(small(tmp_path)) as lead:
         for number in range(2):
             lead.state.register(wire.Register("loader", f"loader-{number}", "p", f"instance-{number}", "h", 7))
-        first, *others, last = lead.state.registry.instances()
+        first, *others, last = lead.state.registry.instances(2)
         for instance in (first, *others, *([first, ""] * again or [last])):
             lead.driver.ack_end(instance)
         began = float(looptime)
         await lead.driver.drain()
         assert float(looptime) - began == seconds
+
+
+async def test_the_end_waits_for_no_trainer_that_a_smaller_size_has_taken_out(tmp_path, looptime):
+    async with training(small(tmp_path)) as lead:
+        lead.state.resize(1)
+        lead.driver.ack_end(agents(1)[0].instance)
+        began = float(looptime)
+        await lead.driver.drain()
+        assert float(looptime) - began == 0
 
 
 async def test_a_stop_that_comes_before_a_new_coordinator_has_the_running_world_saves_its_steps(tmp_path):

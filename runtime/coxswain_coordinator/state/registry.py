@@ -91,9 +91,10 @@ class MemberRegistry:
     def loader_addresses(self) -> tuple[LoaderAddress, ...]:
         return tuple(LoaderAddress(m.name, m.host, m.port, m.instance) for m in self.of("loader"))
 
-    def instances(self) -> set[str]:
-        """Of every member."""
-        return {member.instance for role in self._members.values() for member in role.values()}
+    def instances(self, trainers: int) -> set[str]:
+        """Of every member, but for those of trainers that a smaller size has taken out."""
+        counts: dict[Role, int | None] = {"loader": None, "trainer": trainers, "constructor": trainers}
+        return {member.instance for role, count in counts.items() for member in self.of(role, count)}
 
 
 def index_of(name: str) -> int:

@@ -32,7 +32,7 @@ from coxswain_train.engine.step import Batch, Part, StepClock, StepOutcome, Task
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.state import Cut, LiveState, PendingStep
 from coxswain_train.live.takeover import Moved, TakeOver, Target, Update
-from coxswain_train.model.custom import decoder_of, shared_weights, specs_of
+from coxswain_train.model.custom import decoder_of, placed, shared_weights, specs_of
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.ring import Exchange
 from coxswain_train.model.tensor_parallel import ModelPart
@@ -107,7 +107,7 @@ class Engine:
         self.counts = part.last and not seat.tensor  # whether the replica's losses and labels count here
         self._everyone, self._device, self._dtype = world.exchange(tuple(range(world.ranks))), device, dtype
         self._ids = ids
-        self.model = decoder_of(model, vocabulary, part, ids).to(device, dtype)
+        self.model = placed(decoder_of(model, vocabulary, part, ids), device, dtype)
         self.shapes = {spec.name: spec.shape for spec in specs}
         self._matrices = muon_matrices(specs, optimizer)
         self._layout, self._generation = layout, generation

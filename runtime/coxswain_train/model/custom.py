@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,9 @@ from coxswain.config import CustomModel, ModelConfig
 from coxswain.errors import Refused
 from coxswain.holdings import ParameterSpec
 from coxswain.models import parameter_specs
+from coxswain_train.model.custom_faults import NEEDED, differences, left_out, listed, spec_faults, unfit
 from coxswain_train.model.llama import Decoder, Llama, Rotary
 from coxswain_train.model.tensor_parallel import ModelPart
-
-NEEDED = ("stack", "rotary", "embed", "token_losses", "weights", "leave_out_empty_rows", "parameter_specs")
-_SHOWN = 3  # differing parameters that a message names
 
 
 class CustomDecoder(nn.Module):
@@ -48,31 +46,60 @@ def decoder_of(model: ModelConfig, vocabulary: int, part: ModelPart | None = Non
         return Llama(model, vocabulary, part, ids)
     if part is not None and not (part.first and part.last and part.degree == 1):
         raise _bad(model.custom, "is whole on each device; set parallelism.tensor and .pipeline to 1")
-    made: Decoder = _called(model.custom, "cannot be made", lambda kind: kind(model, vocabulary, **_arguments(model)))
+    made: Decoder = _called(model.custom, "cannot be made", lambda kind: _made(kind, model, vocabulary))
+    _called(model.custom, "cannot be used", lambda _: _check(made, model, vocabulary))
+    return made
+
+
+def _made(kind: Any, model: ModelConfig, vocabulary: int) -> Any:
+    """What the class draws for its buffers is the same on every rank and in every world: no checkpoint holds them."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        return kind(model, vocabulary, **_arguments(model))
+
+
+def _check(made: Decoder, model: ModelConfig, vocabulary: int) -> None:
+    """Raises Refused "BadModel", or whatever the user's properties and methods raise."""
+    assert model.custom is not None
     if missing := [name for name in NEEDED if not hasattr(made, name)]:
         raise _bad(model.custom, f"lacks {', '.join(missing)}, which the protocol Decoder names")
-    specs = {spec.name: spec.shape for spec in specs_of(model, vocabulary)}
-    found = {name: tuple(weight.shape) for name, weight in made.weights().items()}
-    if wrong := list(_differences(specs, found)):
-        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise _bad(model.custom, f"has other weights than its parameter_specs: {'; '.join(wrong[:_SHOWN])}{more}")
-    if unfit := list(_unfit(made.weights())):
-        raise _bad(model.custom, f"has weights that cannot be trained: {'; '.join(unfit[:_SHOWN])}")
+    weights = made.weights()
+    if wrong := listed(differences(specs_of(model, vocabulary), weights)):
+        raise _bad(model.custom, f"has other weights than its parameter_specs: {wrong}")
+    if wrong := listed(unfit(weights)):
+        raise _bad(model.custom, f"has weights that cannot be trained: {wrong}")
+    if wrong := listed(left_out(made, weights)):
+        raise _bad(
+            model.custom, f"has parameters that its weights() does not name: {wrong}; name them, or make them buffers"
+        )
     if len(made.stack) != model.layers:
         raise _bad(model.custom, f"has {len(made.stack)} layers in its stack, model.custom.layers is {model.layers}")
-    return made
 
 
 def specs_of(model: ModelConfig, vocabulary: int) -> Sequence[ParameterSpec]:
     """The parameters of the whole model: what `coxswain.models` knows without torch, or what the user's class says."""
     if model.custom is None:
         return parameter_specs(model, vocabulary)
-    found: Sequence[ParameterSpec] = _called(
+    found = _called(
         model.custom,
         "has no parameter_specs",
-        lambda kind: kind.parameter_specs(model, vocabulary, **_arguments(model)),
+        lambda kind: list(kind.parameter_specs(model, vocabulary, **_arguments(model))),
     )
-    return found
+    if wrong := listed(spec_faults(found, model.layers)):
+        raise _bad(model.custom, f"has parameter_specs that cannot be used: {wrong}")
+    return [ParameterSpec(spec.name, tuple(spec.shape), spec.place) for spec in found]
+
+
+def placed(made: Decoder, device: torch.device, dtype: torch.dtype) -> Decoder:
+    """The model on the device, in the type. Complex buffers, such as rotations, stay complex, which `to` would make real."""
+    modules = list(made.modules()) if isinstance(made, nn.Module) else []
+    kept = [(m, name, b) for m in modules for name, b in m.named_buffers(recurse=False) if b.is_complex()]
+    for module, name, _ in kept:
+        setattr(module, name, None)
+    made = made.to(device, dtype)
+    for module, name, buffer in kept:
+        setattr(module, name, buffer.to(device, torch.promote_types(dtype, torch.complex64)))
+    return made
 
 
 def shared_weights(made: Decoder) -> frozenset[str]:
@@ -116,26 +143,6 @@ def _imported(custom: CustomModel) -> Any:
 def _way(module: str) -> str:
     """Where an interpreter looks: the missing folder is nearly always one of the job's environment."""
     return f"put {module.partition('.')[0]} on PYTHONPATH, or into the trainers' image ({sys.path[-1]})"
-
-
-def _differences(specs: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    for name in [*found, *(specs.keys() - found.keys())]:
-        mine, said = found.get(name), specs.get(name)
-        if mine != said:
-            yield f"{name} is {_shape(mine)}, the specs say {_shape(said)}"
-
-
-def _unfit(weights: Mapping[str, nn.Parameter]) -> Iterator[str]:
-    """Ranks share the rows of every weight, and each has a gradient."""
-    for name, weight in weights.items():
-        if not weight.dim() or not weight.numel():
-            yield f"{name} has the shape {_shape(tuple(weight.shape))}, without a row; give a single number [1]"
-        elif not weight.requires_grad:
-            yield f"{name} takes no gradient; make it a buffer"
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "absent" if shape is None else str(list(shape))
 
 
 def _line(error: BaseException) -> str:

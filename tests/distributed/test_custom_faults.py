@@ -1,0 +1,161 @@
+"""What a class of the user's own says of its weights, and which buffers it has, is trained as it is meant, or refused by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from coxswain.config import CustomModel, ModelConfig
+from coxswain.errors import Refused
+from coxswain_train.engine.draws import seed_draws
+from coxswain_train.model.custom import decoder_of
+from tests.distributed import training
+from tests.distributed.plans import random_plan
+from tests.distributed.reference import Stream
+from tests.distributed.threads import ThreadWorld, run_threads
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STREAM = Stream(lengths=(1, 3, 7, 16, 29), vocabulary=training.VOCABULARY)
+PLANS = [random_plan(STREAM.lengths, 2, seed, degree=2, key_heads=4) for seed in range(2)]
+
+CLASSES = """
+    from dataclasses import replace
+
+    import torch
+    from torch import nn
+
+    from coxswain.holdings import ParameterSpec
+    from gpt2 import GPT2
+
+    def specs_as(change):
+        return type("Changed", (GPT2,), {"parameter_specs": staticmethod(lambda *a, **k: change(GPT2.parameter_specs(*a, **k)))})
+
+    def at(place):
+        return specs_as(lambda specs: [replace(s, place=place) if s.name == "wpe.weight" else s for s in specs])
+
+    Generator = specs_as(iter)
+    Lists = specs_as(lambda specs: [replace(s, shape=list(s.shape)) for s in specs])
+    Nothing = specs_as(lambda specs: None)
+    Tuples = specs_as(lambda specs: [(s.name, s.shape) for s in specs])
+    Twice = specs_as(lambda specs: [*specs, specs[0]])
+    Comma = specs_as(lambda specs: [replace(s, shape=32) if s.name == "ln_f.bias" else s for s in specs])
+    Beyond, Before, Nowhere = at(2), at(-1), at("head")
+
+    class Complex(GPT2):
+        def __init__(self, *args, **others):
+            super().__init__(*args, **others)
+            self.more = nn.Parameter(torch.zeros(4, dtype=torch.complex64))
+
+        @staticmethod
+        def parameter_specs(*args, **others):
+            return [*GPT2.parameter_specs(*args, **others), ParameterSpec("more", (4,), "last")]
+
+    class Silent(GPT2):
+        def weights(self):
+            return {name: weight for name, weight in self.named_parameters() if name != "wpe.weight"}
+
+        @staticmethod
+        def parameter_specs(*args, **others):
+            return [s for s in GPT2.parameter_specs(*args, **others) if s.name != "wpe.weight"]
+
+    class Raising(GPT2):
+        stack = property(lambda self: 1 // 0)
+
+    class Apart:
+        def __init__(self, model, vocabulary, context): ...
+        stack = rotary = embed = token_losses = weights = leave_out_empty_rows = parameter_specs = None
+
+    class Buffers(GPT2):
+        def __init__(self, *args, **others):
+            super().__init__(*args, **others)
+            self.h[0].register_buffer("turns", torch.polar(torch.ones(4), torch.arange(4.0)))
+            self.register_buffer("noise", torch.randn(4))
+            self.register_buffer("places", torch.arange(4))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "unusual.py").write_text(dedent(CLASSES))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("unusual", None)
+
+
+def model_of(path: str) -> ModelConfig:
+    custom = CustomModel(path=path, arguments={"context": 64})
+    return ModelConfig(layers=2, hidden=32, heads=4, kv_heads=4, feed_forward=48, custom=custom)
+
+
+@pytest.mark.parametrize("name", ["Generator", "Lists"])
+def test_specs_that_are_generated_or_have_lists_as_shapes_train_all_weights(name: str) -> None:
+    expected, found = (
+        run_threads(2, training.train, torch.float64, STREAM, PLANS, model_of(path))
+        for path in ("gpt2:GPT2", f"unusual:{name}")
+    )
+    for (weights, losses), (others, same) in zip(expected, found, strict=True):
+        assert losses == same and weights.keys() == others.keys()
+        assert all(np.array_equal(weights[each], others[each]) for each in weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Nothing", "has no parameter_specs (TypeError: 'NoneType' object is not iterable)"),
+        ("Tuples", "has parameter_specs that cannot be used: tuple is no ParameterSpec; "),
+        ("Twice", "cannot be used: wte.weight is there 2 times"),
+        ("Comma", "cannot be used: ln_f.bias has the shape 32; give a tuple of whole numbers, such as (4,)"),
+        ("Beyond", "cannot be used: wpe.weight has the place 2; give a layer, 0 to 1, or first, last, ends"),
+        ("Before", "cannot be used: wpe.weight has the place -1; give a layer"),
+        ("Nowhere", "cannot be used: wpe.weight has the place 'head'; give a layer"),
+        ("Complex", "cannot be trained: more is complex; keep its real and imaginary parts as real numbers"),
+        ("Silent", "has parameters that its weights() does not name: wpe.weight; name them, or make them buffers"),
+        ("Raising", "cannot be used (ZeroDivisionError: "),
+        ("Apart", "lacks to, train, which the protocol Decoder names"),
+    ],
+)  # fmt: skip
+def test_weights_that_would_have_no_owner_no_gradient_or_no_name_are_refused(name: str, says: str) -> None:
+    with pytest.raises(Refused) as caught:
+        decoder_of(model_of(f"unusual:{name}"), 64)
+    assert caught.value.reason == "BadModel"
+    assert f"model.custom.class 'unusual:{name}': " in str(caught.value) and says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def buffers(world: ThreadWorld, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    engine = training.engine_of(world, dtype, model_of("unusual:Buffers"))  # type: ignore[arg-type]
+    made: Any = engine.model
+    return dict(made.named_buffers())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [
+        (torch.bfloat16, torch.complex64),
+        (torch.float32, torch.complex64),
+        (torch.float64, torch.complex128),
+    ],
+)
+def test_complex_buffers_stay_complex_and_others_take_the_type_that_is_computed_in(
+    dtype: torch.dtype, wide: torch.dtype
+) -> None:
+    (found,) = run_threads(1, buffers, dtype)
+    assert torch.equal(found["h.0.turns"], torch.polar(torch.ones(4), torch.arange(4.0)).to(wide))
+    assert (found["noise"].dtype, found["places"].dtype) == (dtype, torch.int64)
+
+
+def test_a_buffer_that_is_drawn_is_the_same_in_every_world_whatever_was_drawn_before() -> None:
+    found = []
+    for replica in range(2):
+        seed_draws(7, replica, 3)
+        (mine,) = run_threads(1, buffers, torch.float32)
+        found.append(mine["noise"])
+    assert torch.equal(*found)

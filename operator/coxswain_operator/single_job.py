@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 from coxswain.errors import Retryable
 from coxswain_operator.cluster import Cluster, Conflict
 from coxswain_operator.controller import RETRY_SECONDS, WATCHED, Controller, is_finished
+from coxswain_operator.reconcile.actions import Observed
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import COALESCE_SECONDS
 
@@ -32,12 +34,18 @@ async def run_job(
                     return None
                 if is_finished(observed):
                     return observed.job
-                delay = await controller.reconcile_observed(observed)
+                delay = await controller.reconcile_observed(_kept(observed))
             except (Conflict, Retryable, OSError) as error:
                 log.info("%s/%s: %s: %s; retrying", namespace, name, type(error).__name__, error)
                 delay = RETRY_SECONDS
             await _wait_for_change(changed, delay)
         return await cluster.get("TrainingJob", namespace, name)
+
+
+def _kept(observed: Observed) -> Observed:
+    """Without ttlSecondsAfterFinished: the job goes with its work directory, and `cox run` has yet to read how it ended."""
+    spec = {name: value for name, value in observed.job["spec"].items() if name != "ttlSecondsAfterFinished"}
+    return replace(observed, job={**observed.job, "spec": spec})
 
 
 async def _wait_for_change(changed: asyncio.Event, delay: float) -> None:

@@ -200,6 +200,23 @@ async def test_run_job_returns_once_the_job_is_over_and_its_pods_are_gone() -> N
 
 
 @pytest.mark.timeout(10)
+async def test_run_job_keeps_a_job_that_is_to_be_deleted_at_its_end_since_its_caller_has_yet_to_read_it() -> None:
+    world = await running(ttlSecondsAfterFinished=0)
+
+    def pass_time(verb: str, _: str) -> None:
+        if verb == "patch":
+            world.tick(600)  # the job has ended: from now on the trainers are to leave
+        for pod in world.pods() if verb == "delete" else ():
+            world.end(pod, 0)
+
+    world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, reason="StopReached"))
+    world.before_call = pass_time
+    job = await run_job(Controller(world, world, world.clock, poll_seconds=0.01), world, NAMESPACE, "demo")
+    assert job is not None and world.job["spec"]["ttlSecondsAfterFinished"] == 0
+    assert "deletionTimestamp" not in job["metadata"]
+
+
+@pytest.mark.timeout(10)
 async def test_the_last_pass_of_run_job_publishes_the_end_that_it_wrote() -> None:
     world, leave = await running(), asyncio.Event()
     world.end(world.pod("coordinator"), 0, report_text("Completed", step=100, reason="StopReached"))

@@ -162,8 +162,9 @@ class Optimizer(Model):
     gradient_clip: Decimal = "1.0"
     """The gradient is scaled down to this norm. "0": no clipping."""
     schedule: Literal["Cosine", "Linear", "WSD", "Constant"] = "Cosine"
-    """What the rate does behind the warm-up. Cosine and Linear: it falls to its floor at the last step. WSD: it stays at the
-    peak and falls linearly over the last decaySteps. Constant: it stays at the peak."""
+    """What the rate does behind the warm-up. Cosine and Linear: it falls all the way to the last step. WSD: it stays at the
+    peak and falls linearly over the last decaySteps. Constant: it stays at the peak. A step behind the last one would have the
+    floor."""
     minimum_ratio: Decimal = "0.1"
     """The floor of Cosine, Linear and WSD as a share of the peak, at most 1."""
     decay_steps: Steps | None = None
@@ -199,7 +200,7 @@ class Stop(Model):
     steps: Steps | None = None
     """Training ends after so many steps."""
     tokens: Positive | None = None
-    """Training ends with the step in which the mixed stream reaches so many tokens."""
+    """Training ends after as many steps of batch.tokensPerStep as reach so many tokens: tokens / tokensPerStep, rounded up."""
 
 
 class Trainers(Model):
@@ -461,4 +462,4 @@ class TrainingJobSpec(Model):
     """Seconds from when a pod has a node until its containers run; after that it is replaced, and the restart counts. A pod
     without a node waits and counts nothing (but see trainers.minCount). Indexing is not part of it."""
     ttl_seconds_after_finished: Annotated[Annotated[int, Field(ge=0, le=315_360_000)] | None, Effect.AT_ONCE] = None
-    """Seconds after its end at which the job is deleted. Empty: never."""
+    """Seconds after its end at which the job is deleted. Empty: never. `cox run` keeps it, with the work directory."""

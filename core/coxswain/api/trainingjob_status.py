@@ -64,7 +64,7 @@ class Progress(Model):
     step: Whole | None = None
     """Last completed step."""
     steps: Whole | None = None
-    """Steps of the whole job; with stop.tokens an estimate."""
+    """Steps of the whole job, unless its data end before."""
     percent: Number | None = None
     """Percentage of the steps that are done, such as "41.2"."""
     tokens: Number | None = None

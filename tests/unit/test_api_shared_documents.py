@@ -51,6 +51,20 @@ def test_two_data_sources_of_the_same_documents_are_refused(changes: dict[str, A
     assert [fault.reason for fault in found] == ["DocumentsShared"] * shared
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"spec.endpoint": {"region": "eu-west-1", "secretRef": {"name": "keys"}}}),
+        (ELSEWHERE, {"spec.endpoint": {"url": "https://other:9000/"}}),
+        ({"spec.format": "Text"}, {"spec.format": "Text", "spec.textField": "body"}),
+        ({"spec.format": "TokenBin"}, {"spec.format": "TokenBin", "spec.textField": "body"}),
+    ],
+)
+def test_what_does_not_decide_about_documents_makes_no_other_ones(one: dict[str, Any], other: dict[str, Any]) -> None:
+    found = faults(mix(code="code", twin="twin"), sample("DataSource", one), sample("DataSource", other, name="twin"))
+    assert [fault.reason for fault in found] == ["DocumentsShared"]
+
+
 def test_every_set_of_shared_documents_is_a_fault_beside_those_of_missing_sources() -> None:
     found = faults(mix(a="code", b="gone", c="code", d="gone"), sample("DataSource"))
     assert [fault.reason for fault in found] == [

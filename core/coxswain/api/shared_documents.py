@@ -6,7 +6,9 @@ from coxswain.api.datamix import DataMixSpec, MixSource
 from coxswain.api.datasource import DataSourceSpec
 from coxswain.api.field_errors import FieldError
 
-Documents = tuple[str | None, ...]
+_WITHOUT_FIELD = ("Text", "TokenBin")  # which ignore textField
+
+Documents = tuple[str, ...]
 """What says which documents an entry reads, and what of them: equal for the same ones."""
 
 
@@ -25,8 +27,9 @@ def _documents(entry: MixSource, found: dict[str, DataSourceSpec]) -> Documents:
     name = entry.source_ref.name
     if (source := found.get(name)) is None:
         return (name,)
-    server = source.endpoint.url if source.endpoint else None
-    return server, source.uri.rstrip("/"), source.include, source.text_field
+    server = source.endpoint.url.rstrip("/") if source.endpoint else ""  # the provider's own, whatever region is named
+    field = "text" if source.format in _WITHOUT_FIELD else source.text_field
+    return server, source.uri.rstrip("/"), source.include, field
 
 
 def _fault(entries: list[MixSource], place: str) -> FieldError:

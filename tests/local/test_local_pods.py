@@ -426,3 +426,22 @@ async def test_a_file_of_the_work_directory_is_never_imported_in_place_of_a_libr
     (cluster.workdir / "queue.py").write_text("raise RuntimeError('of the user')")
     status = await run_to_end(cluster, pod(container("import queue")))
     assert status["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "seen"),
+    [
+        ("PYTHONPATH", "mine::/usr/lib/mine:~/mine", "{0}/mine::/usr/lib/mine:~/mine"),
+        ("AWS_CA_BUNDLE", "certificates/ca.crt", "{0}/certificates/ca.crt"),
+        ("AWS_CONFIG_FILE", "~/config", "~/config"),
+        ("COLOUR", "mine:yours", "mine:yours"),
+    ],
+)
+async def test_a_path_that_is_relative_to_the_folder_of_the_command_names_the_same_file_in_each_process(
+    tmp_path, monkeypatch, variable, given, seen
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, given)
+    async with LocalCluster(tmp_path / "work") as cluster:
+        await run_to_end(cluster, pod(container(f"import os; print(os.environ[{variable!r}])")))
+    assert (tmp_path / "work/logs/p/main.log").read_text().strip() == seen.format(tmp_path)

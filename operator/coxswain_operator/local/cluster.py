@@ -55,6 +55,7 @@ class LocalCluster:
         """`clock` dates the objects: it is the one that reconcile decides by."""
         self.workdir, self._clock, self._lock_seconds = workdir.absolute(), clock, lock_seconds
         self._memory, self._failed = memory or MemoryKills(), FailedWrites(clock)
+        self._folder = Path.cwd()  # it may be deleted while the job runs
         self._pods: dict[Key, tuple[Pod, asyncio.Task[None]]] = {}
         self._deletions: dict[Key, asyncio.Task[None]] = {}
         self._closing = False
@@ -198,7 +199,14 @@ class LocalCluster:
             return self._objects.get(kind, namespace, name)
 
         return Machine(
-            self.workdir, self._addresses, self._prober, lookup, self._objects.stamp, self._lock, self._memory
+            self.workdir,
+            self._addresses,
+            self._prober,
+            lookup,
+            self._objects.stamp,
+            self._lock,
+            self._memory,
+            self._folder,
         )
 
     def _report(self, key: Key, status: Manifest) -> None:

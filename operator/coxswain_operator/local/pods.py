@@ -17,6 +17,7 @@ from coxswain.errors import Refused
 from coxswain_operator.local.addresses import Addresses
 from coxswain_operator.local.container_env import ContainerEnv, host_of
 from coxswain_operator.local.containers import Container, Frame
+from coxswain_operator.local.inherited import seen_from_anywhere
 from coxswain_operator.local.memory import MemoryKills
 from coxswain_operator.local.probes import Prober, probe_url
 from coxswain_operator.local.processes import Command
@@ -30,7 +31,8 @@ _NOT_READY = {"reason": "ContainersNotReady"}  # as a kubelet says
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Shared by all pods of a cluster. `stamp`: the time by its clock. `lock`: its descriptor is inherited by every process."""
+    """Shared by all pods of a cluster. `stamp`: the time by its clock. `lock`: its descriptor is inherited by every process.
+    `folder`: where the command was typed, from which relative paths in its environment start."""
 
     workdir: Path
     addresses: Addresses
@@ -39,6 +41,7 @@ class Machine:
     stamp: Callable[[], str]
     lock: int
     memory: MemoryKills
+    folder: Path
 
     def volumes(self, pod: str) -> Path:
         return self.workdir / "volumes" / pod
@@ -173,7 +176,8 @@ class Pod:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         mounts = mount_paths(spec, self._folders, folder / "views")
         around = ContainerEnv(self._manifest, spec, mounts, self._machine.addresses.of, self._machine.lookup)
-        environment = around.environment(os.environ) | {names.ENV_TERMINATION_LOG: str(self._termination_log(spec))}
+        inherited = seen_from_anywhere(os.environ, self._machine.folder)
+        environment = around.environment(inherited) | {names.ENV_TERMINATION_LOG: str(self._termination_log(spec))}
         keep = (self._machine.lock, self._machine.addresses.guard(self._host))
         log = self._machine.log(self._name, spec["name"])
         return Command(around.argv(), environment, self._machine.workdir, log, keep)

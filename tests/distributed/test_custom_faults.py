@@ -15,6 +15,7 @@ import torch
 from coxswain.config import CustomModel, ModelConfig
 from coxswain.errors import Refused
 from coxswain_train.engine.draws import seed_draws
+from coxswain_train.engine.memory import MemoryPolicy, Recompute
 from coxswain_train.model.custom import decoder_of
 from tests.distributed import training
 from tests.distributed.plans import random_plan
@@ -72,6 +73,19 @@ CLASSES = """
         def __init__(self, model, vocabulary, context): ...
         stack = rotary = embed = token_losses = weights = leave_out_empty_rows = parameter_specs = None
 
+    class Positions(GPT2):  # are learned, and each layer adds them
+        def __init__(self, *args, **others):
+            super().__init__(*args, **others)
+            for layer in self.h:
+                layer.register_forward_pre_hook(lambda layer, given: (given[0] + given[1][0], *given[1:]))
+
+        def embed(self, tokens, positions):
+            return self.wte(tokens)
+
+        def rotary(self, positions):
+            learned = self.wpe(positions)
+            return learned, learned
+
     class Buffers(GPT2):
         def __init__(self, *args, **others):
             super().__init__(*args, **others)
@@ -128,6 +142,20 @@ def test_weights_that_would_have_no_owner_no_gradient_or_no_name_are_refused(nam
     assert caught.value.reason == "BadModel"
     assert f"model.custom.class 'unusual:{name}': " in str(caught.value) and says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def trained(world: ThreadWorld, model: ModelConfig, recompute: Recompute) -> tuple[dict[str, np.ndarray], list[float]]:
+    memory = MemoryPolicy(recompute)
+    return training.train(world, torch.float64, STREAM, PLANS, model, memory=memory)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recompute", ["Selective", "Full"])
+def test_what_layers_get_as_rotary_may_be_learned_where_they_are_computed_again(recompute: Recompute) -> None:
+    model = model_of("unusual:Positions")
+    expected, found = (run_threads(2, trained, model, how) for how in ("None", recompute))
+    for (weights, losses), (others, same) in zip(expected, found, strict=True):
+        assert losses == pytest.approx(same, rel=1e-12)
+        assert all(np.allclose(weights[name], others[name], rtol=1e-12, atol=1e-15) for name in weights)
 
 
 def buffers(world: ThreadWorld, dtype: torch.dtype) -> dict[str, torch.Tensor]:

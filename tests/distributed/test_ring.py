@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coxswain.errors import Refused
 from coxswain_train.model import attention
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.ring import (
@@ -169,7 +170,9 @@ def test_what_an_exchange_of_heads_brings_can_go_to_host_memory() -> None:
 
 @pytest.mark.parametrize(("heads", "key_heads", "what"), [(8, 3, "3 key heads"), (9, 3, "9 query heads")])
 def test_heads_that_do_not_divide_are_refused_by_their_number(heads: int, key_heads: int, what: str) -> None:
-    with pytest.raises(ValueError, match=f"{what} on a device cannot be shared by 2 members of a ring"):
+    with pytest.raises(
+        Refused, match=f"{what} on a device cannot be shared by 2 members of a ring; give model.custom.heads"
+    ):
         run(wide(16, heads=heads, key_heads=key_heads), table(16, 2), share=2)
 
 

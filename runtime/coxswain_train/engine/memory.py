@@ -84,7 +84,8 @@ class TaskMemory:
                 return layer(hidden, rotary, attend)
             if not hidden.requires_grad:  # else the layer would be no part of the graph
                 hidden = hidden.detach().requires_grad_()
-            return _Recomputed.apply(hidden, rotary, layer, attend, self.recompute == "Selective")  # type: ignore[no-any-return]
+            selective = self.recompute == "Selective"
+            return _Recomputed.apply(hidden, rotary, layer, attend, selective, *_learned(rotary))  # type: ignore[no-any-return]
 
     def _hooks(self) -> AbstractContextManager[Any]:
         if self.offloader is None or self._done == self.stack > 1:
@@ -92,14 +93,22 @@ class TaskMemory:
         return self.offloader.layer(self._done)
 
 
+def _learned(rotary: Rotary) -> list[Tensor]:
+    """What follows from weights, as a model of the user's own may have it. All layers get it, so its gradient has many parts."""
+    found = [x for x in rotary if isinstance(x, Tensor) and x.requires_grad] if isinstance(rotary, tuple) else []
+    return list({id(x): x for x in found}.values())
+
+
 class _Recomputed(torch.autograd.Function):
     """A layer that is computed again in backward, from the same random numbers.
 
-    Parameters' gradients accumulate within, as without recompute.
+    The gradients of its parameters accumulate within, as without recompute. `learned`: what of `rotary` has a gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, rotary: Rotary, layer: Layer, attend: TaskAttention, keep: bool) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, rotary: Rotary, layer: Layer, attend: TaskAttention, keep: bool, *learned: Tensor
+    ) -> Tensor:
         kept: list[tuple[Tensor, Tensor]] = []
         ctx.random = [generator.get_state() for generator in generators_of(hidden.device)]
         out = layer(hidden, rotary, replace(attend, kernel=Kept(attend.kernel, kept)) if keep else attend)
@@ -108,16 +117,18 @@ class _Recomputed(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, *flat = ctx.saved_tensors
         attend: TaskAttention = ctx.attend
         if ctx.keep:
             attend = replace(attend, kernel=Repeated(attend.kernel, list(zip(flat[::2], flat[1::2], strict=True))))
+        learned = {id(x): x.detach().requires_grad_() for x in _learned(ctx.rotary)}
         with torch.enable_grad(), drawing_again(ctx.random, hidden.device):
             again = hidden.detach().requires_grad_()
-            out = ctx.layer(again, ctx.rotary, attend)
+            rotary = tuple(learned.get(id(x), x) for x in ctx.rotary) if learned else ctx.rotary
+            out = ctx.layer(again, rotary, attend)
             torch.autograd.backward(out, grads[0])
-        return again.grad, None, None, None, None
+        return again.grad, None, None, None, None, *(x.grad for x in learned.values())
 
 
 @contextmanager

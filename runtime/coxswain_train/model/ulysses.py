@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coxswain.errors import Refused
 from coxswain_train.model.attention import Kernel, PackKernel, TaskAttention, without_waiting
 from coxswain_train.model.ring import Chunk, Chunks, Exchange, Ring, RingKernel
 
@@ -85,11 +86,14 @@ class HeadGroup:
         return [sum(_tokens(chunks[m]) for chunks in self.sequences) for m in range(self.share)]
 
     def spread(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Own tokens of all heads to the group's tokens of some heads, differentiable. ValueError: heads do not divide."""
+        """Own tokens of all heads to the group's tokens of some heads, differentiable. Refuses heads that do not divide:
+        of a model of the user's own the plan knows what the job says of them."""
         for what, x in (("query", query), ("key", key)):
             if len(x) % self.share:
-                raise ValueError(
-                    f"{len(x)} {what} heads on a device cannot be shared by {self.share} members of a ring"
+                raise Refused(
+                    "BadModel",
+                    f"{len(x)} {what} heads on a device cannot be shared by {self.share} members of a ring; give "
+                    "model.custom.heads and kvHeads as the layers have them, or set hybridData.attention: Ring",
                 )
         return _Spread.apply(query, key, value, self)  # type: ignore[no-any-return]
 

@@ -233,3 +233,25 @@ async def test_a_container_without_a_command_is_refused_by_name(cluster):
     assert (status["phase"], status["reason"]) == ("Failed", "NoCommand")
     with pytest.raises(KeyError):
         terminated(status)
+
+
+async def test_a_variable_that_no_process_takes_is_refused_by_name_and_without_its_value(cluster):
+    """Secrets may hold any bytes."""
+    await cluster.create(configuration("Secret", "key", data={"raw": base64.b64encode(b"s3\0cret").decode()}))
+    raw = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "key", "key": "raw"}}}
+    status = await run_to_end(cluster, pod(container("pass", env=[raw])))
+    assert (status["phase"], status["reason"]) == ("Failed", "BadVariable")
+    assert "'main': variable 'KEY'" in status["message"] and "cret" not in status["message"]
+
+
+@pytest.mark.parametrize("name", ["A=B", "A\0"])
+async def test_a_variable_whose_name_no_process_takes_is_refused_by_name(cluster, name):
+    status = await run_to_end(cluster, pod(container("pass", env=[{"name": name, "value": "x"}])))
+    assert (status["phase"], status["reason"]) == ("Failed", "BadVariable")
+    assert f"variable {name!r}" in status["message"]
+
+
+async def test_a_word_of_a_command_that_no_process_takes_is_refused(cluster):
+    status = await run_to_end(cluster, pod({"name": "main", "command": ["python", "-c", "pass", "a\0b"]}))
+    assert (status["phase"], status["reason"]) == ("Failed", "BadCommand")
+    assert "'main'" in status["message"] and "NUL" in status["message"]

@@ -45,6 +45,8 @@ NEW: list[tuple[Manifest, str, str]] = [
     (with_variable("trainer", "COXSWAIN_COORDINATOR_URL"), "spec.containers[0].env[1].name", "COXSWAIN_COORDINATOR_URL is the"),
     (with_variable("trainer", "COXSWAIN_LOGLEVEL"), "spec.containers[0].env[1].name", "COXSWAIN_LOGLEVEL is the operator's"),
     (with_variable("trainer", "POD_IP"), "spec.containers[0].env[1].name", "POD_IP is the operator's"),
+    (with_variable("trainer", "A=B"), "spec.containers[0].env[1].name", "no process takes it"),
+    ({"env": [{"name": "A", "value": "b\0c"}]}, "env[0].value", "a NUL, which no process takes"),
     ({"spec": {"affinity": "yes"}}, "spec.affinity", "'yes' is not a mapping"),
     ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork", "'yes' is not true or false"),
     ({"spec": {"priority": True}}, "spec.priority", "True is not a whole number"),

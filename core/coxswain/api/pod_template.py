@@ -138,12 +138,16 @@ def _container_faults(path: str, spec: dict[str, Any], own: tuple[str, ...]) -> 
 
 
 def _variable_faults(path: str, env: Any) -> Iterator[FieldError]:
-    """Variables of our containers that the operator sets, or that nothing reads."""
+    """Variables of our containers that the operator sets, that nothing reads, or that no process takes."""
     for index, variable in enumerate(env if isinstance(env, list) else ()):
         name = str(variable.get("name")) if isinstance(variable, dict) else ""
         if name in _OPERATORS or (name.startswith(_PREFIX) and name not in _VARIABLES):
             allowed = f"{' and '.join(_VARIABLES)}, and names without {_PREFIX} but {', '.join(_OPERATORS)}"
             yield FieldError(f"{path}[{index}].name", f"{name} is the operator's", name, allowed, "remove it")
+        if "=" in name or "\0" in name:
+            yield FieldError(f"{path}[{index}].name", "no process takes it", name, "no = and no NUL", "correct it")
+        if isinstance(variable, dict) and "\0" in str(variable.get("value")):
+            yield FieldError(f"{path}[{index}].value", "a NUL, which no process takes", way_out="remove it")
 
 
 def _faults(schema: Schema, value: Any, path: str) -> Iterator[FieldError]:

@@ -6,7 +6,7 @@ import base64
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class ContainerEnv:
             )
         own = self._own()
         argv = [self._resolve(expanded(word, own)) for word in words]
+        self._check_words(argv)
         return (sys.executable, *argv[1:]) if argv[0] in ("python", "python3") else tuple(argv)
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -50,7 +51,22 @@ class ContainerEnv:
         PATH, HOME and the user's cloud credentials stay usable. As in the images, Python imports nothing from the
         current folder: that is the work directory, which may be a user's own with a `queue.py` in it.
         """
-        return {**inherited, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", **self._own()}
+        own = self._own()
+        self._check_variables(own)
+        return {**inherited, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", **own}
+
+    def _check_words(self, argv: Iterable[str]) -> None:
+        if any("\0" in word for word in argv):
+            message = f"container {self.container['name']!r}: a word of its command holds a NUL, which no process takes"
+            raise Refused("BadCommand", f"{message}; remove it")
+
+    def _check_variables(self, own: Mapping[str, str]) -> None:
+        """Names no value: it may be a secret."""
+        for name, value in own.items():
+            if "=" in name or "\0" in name + value:
+                what = f"container {self.container['name']!r}: variable {name!r}"
+                why = "no process takes a name with '=', or a NUL in name or value"
+                raise Refused("BadVariable", f"{what}: {why}; correct it, or mount it as a file")
 
     def _own(self) -> dict[str, str]:
         """The container's variables. They refer to those before them; what a reference brings is no text to expand."""

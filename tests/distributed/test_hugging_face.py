@@ -272,6 +272,18 @@ def test_files_that_the_index_does_not_name_are_not_read(tmp_path):
     assert_same(our_logits(ours(tmp_path.as_uri(), MODEL)), logits)
 
 
+@pytest.mark.parametrize("left", [False, True], ids=["without its shards", "with its shards"])
+def test_a_single_file_beside_the_index_of_an_earlier_save_is_what_transformers_reads_too(tmp_path, left):
+    theirs(tmp_path, MODEL, max_shard_size="8KB")
+    shards = {f.name: f.read_bytes() for f in (tmp_path).glob("model-*")}
+    logits = theirs(tmp_path, MODEL)
+    for name, data in shards.items() if left else ():
+        stored = safetensors.torch.load(data)
+        safetensors.torch.save_file({key: value + 1 for key, value in stored.items()}, tmp_path / name)
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    assert_same(our_logits(ours((tmp_path).as_uri(), MODEL)), logits)
+
+
 @pytest.mark.parametrize(("harm", "says"), [
     (lambda folder: sorted(folder.glob("model-*"))[0].unlink(), "index.json names model-00001-of-.*, which does not exist"),
     (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), r"damaged model\.safetensors\.index\.json"),

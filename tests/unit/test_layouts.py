@@ -242,6 +242,22 @@ def test_many_small_clusters_are_planned_within_a_hundredth_of_the_best_of_all_l
     close_to_exhaustive(list(small_cases(60)))
 
 
+def test_groups_that_no_layer_and_no_micro_batch_is_left_for_are_on_standby() -> None:
+    close_to_exhaustive([costs_of([[1.0] * 3, [1.0] * 3], batch=1, tensor=1)])
+
+
+def test_a_model_that_only_short_pipelines_hold_is_planned_on_some_of_the_devices() -> None:
+    """Of six groups of two devices, five and half of the sixth hold it; the first of seven stages would lack the memory."""
+    nodes = cluster_of([[1.0, 1.0]] * 6, batch=16, tensor=2)
+    draft = search(Costs(replace(nodes, sequence=32768, recompute="None"), shape_of("llama-7b")))
+    assert draft and max(len(c.groups) for c in draft.chains) == 6
+
+
+def test_a_slow_device_that_holds_no_layer_alone_is_left_out() -> None:
+    slow = cluster_of([[100.0, 1.0, 2.0]], batch=2, tensor=4)
+    close_to_exhaustive([Costs(replace(slow, sequence=262144), replace(shape_of("llama-13b"), layers=3))])
+
+
 def test_the_exhaustive_search_finds_the_layout_of_a_case_that_is_solved_by_hand() -> None:
     """Two equal devices on a node, one micro-batch, and no room for a second replica's: one tensor group of both."""
     costs = costs_of([[1.0, 1.0]], batch=1)

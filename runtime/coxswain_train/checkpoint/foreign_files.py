@@ -18,7 +18,7 @@ from coxswain.structs import prepare
 from coxswain.uris import folder_and_key
 from coxswain_link.store import BucketNotFound, NotFound, Store, open_store
 
-INDEX = "model.safetensors.index.json"
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PIECE_BYTES = 16 << 20  # of a tensor, in memory at one time
 TABLE_BYTES = 100_000_000  # at most, as the safetensors library has it
 NOT_AS_AGREED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
@@ -61,13 +61,13 @@ def foreign(uri: str, what: str) -> Refused:
 
 
 def open_files(uri: str, secrets: Path | None, endpoint: EndpointConfig | None) -> tuple[Store, list[str]]:
-    """The store and the keys of a file, of the files that a folder's index names, or of all files of a folder without one."""
+    """The store and the keys of a file, or of those of a folder that `transformers` reads; all, where it has no index."""
     folder, name = folder_and_key(uri) if uri.endswith(".safetensors") else (uri, "")
     try:
         store = open_store(folder, endpoint or EndpointConfig(), secrets)
         if name and not store.exists(name):
             raise foreign(uri, "does not exist")
-        keys = [name] if name else _indexed(store, uri) or [o.path for o in store.list() if _is_weights(o.path)]
+        keys = [name] if name else _of_folder(store, uri)
     except (NotFound, BucketNotFound) as error:
         raise foreign(uri, "does not exist") from error
     if not keys:
@@ -96,6 +96,14 @@ def rows_of(
         begin, end = (entry.start + at * entry.row_bytes for at in (row, stop))
         data = bytearray(store.get_range(entry.key, begin, end, entry.etag))
         yield row, torch.frombuffer(data, dtype=entry.dtype).view(stop - row, *entry.shape[1:])
+
+
+def _of_folder(store: Store, uri: str) -> list[str]:
+    """`save_pretrained` leaves the index of an earlier save beside a single file: the index does not name it then."""
+    named = _indexed(store, uri)
+    if named and SINGLE not in named and store.exists(SINGLE):
+        return [SINGLE]
+    return named or [o.path for o in store.list() if _is_weights(o.path)]
 
 
 def _is_weights(path: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 
 from coxswain.plan.layouts.costs import Costs, Group
 from coxswain.plan.layouts.groups import PENALTIES, Cutter
@@ -15,6 +16,9 @@ from coxswain.plan.layouts.ordering import SMALL, Chains, strength
 from coxswain.plan.layouts.settle import Draft
 
 EVERY_CUT = 100  # where nodes can be cut in no more ways, all of them are tried
+WHOLE = 8  # eighths of the stages that groups make
+DEALT = 12_000  # groups that are dealt at most where no start with all stages fits; some second at 1,024 devices
+Start = tuple[tuple[Group, ...], int]  # groups, and the number of replicas that they are dealt to
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ def candidates(costs: Costs, effort: Effort | None = None) -> list[Draft]:
     """Improved layouts, best first."""
     effort = effort or (Effort(300, 24, 60, 4, 150) if costs.cluster.devices <= SMALL else Effort())
     chains = Chains(costs)
-    states = [s for start in _starts(costs)[: effort.starts] for s in _dealt(chains, *start)]
+    states = _states(costs, chains, effort.starts)
     states.sort(key=lambda s: s.score)
     improved = [improve(s, chains, effort.tries) for s in _varied(states, effort.improved)]
     improved.sort(key=lambda s: s.score)
@@ -74,18 +78,44 @@ def _varied(states: Sequence[State], count: int) -> list[State]:
     return found
 
 
-def _starts(costs: Costs) -> list[tuple[tuple[Group, ...], int]]:
-    """Cuts of all nodes and numbers of replicas, the most promising first, by a formula of relaxed numbers."""
-    cutter = Cutter(costs.cluster.slowdowns, costs.degrees)
+def _states(costs: Costs, chains: Chains, starts: int) -> list[State]:
+    """The starts dealt out. Where none fits, the first that do with fewer stages: each keeps activations for those behind it."""
+    states = [s for start in _starts(costs)[:starts] for s in _dealt(chains, *start)]
+    fewer = () if states else _within(_starts(costs, range(1, WHOLE)), DEALT)
+    return states or list(islice((s for start in fewer for s in _dealt(chains, *start)), starts))
+
+
+def _within(starts: Sequence[Start], groups: int) -> list[Start]:
+    """The first starts, of so many groups together."""
+    sums = accumulate(len(start) for start, _ in starts)
+    return [start for start, dealt in zip(starts, sums, strict=True) if dealt <= groups]
+
+
+def _starts(costs: Costs, parts: Sequence[int] = (WHOLE,)) -> list[Start]:
+    """Cuts of all nodes and numbers of replicas, the most promising first, by a formula of relaxed numbers.
+
+    `parts`: eighths of the stages that a replica can have; the largest and strongest groups are those.
+    """
+    cutter, layers = Cutter(costs.cluster.slowdowns, costs.degrees), costs.model.layers
     cuts = dict.fromkeys(cutter.all_groups(d, p) for d in costs.degrees for p in PENALTIES)
     cuts |= dict.fromkeys(cutter.every(EVERY_CUT))
     rated = [
-        (_relaxed_seconds(costs, groups, replicas), number, replicas, groups)
+        (_relaxed_seconds(costs, used, replicas), number, replicas, used)
         for number, groups in enumerate(cuts)
+        for largest in [tuple(sorted(groups, key=lambda g: (-g.degree, -strength(g), g.node, g.devices)))]
         for replicas in _replica_numbers(len(groups), costs.cluster.micro_batches)
+        for most in sorted({_most_groups(len(groups), replicas, layers, part) for part in parts})
+        for used in [largest[:most] if most < len(groups) else groups]
     ]
     rated.sort(key=lambda r: r[:3])
     return [(groups, replicas) for seconds, _, replicas, groups in rated if seconds < float("inf")]
+
+
+def _most_groups(groups: int, replicas: int, layers: int, part: int) -> int:
+    """How many groups have a stage: no more than there are layers for."""
+    if part == WHOLE:
+        return min(groups, replicas * layers)
+    return replicas * max(1, min(groups // replicas, layers) * part // WHOLE)
 
 
 def _replica_numbers(groups: int, micro_batches: int) -> Iterator[int]:
@@ -98,11 +128,11 @@ def _replica_numbers(groups: int, micro_batches: int) -> Iterator[int]:
 
 def _relaxed_seconds(costs: Costs, groups: Sequence[Group], replicas: int) -> float:
     """Of a step whose layers and micro-batches can be cut at will; infinite where the model's states do not fit."""
-    rates = [1 / costs.layer_seconds(g.degree, g.slowdown) for g in groups]
     devices, layers = sum(g.degree for g in groups), costs.model.layers
     depth = len(groups) / replicas
     if not groups or depth > layers or not _states_fit(costs, devices, replicas):
         return float("inf")
+    rates = [1 / costs.layer_seconds(g.degree, g.slowdown) for g in groups]
     coarse = 1 + 0.5 * depth / layers
     steps = costs.cluster.micro_batches + len(groups) - replicas
     largest = max(groups, key=lambda g: g.degree)

@@ -60,6 +60,16 @@ def test_a_named_port_is_that_of_the_container():
     assert probe_url(probe, container, "127.64.0.1") == "https://127.64.0.1:7400/readyz"
 
 
+@pytest.mark.parametrize("get", [{"path": "readyz"}, {"path": "/readyz", "host": "", "scheme": ""}])
+def test_a_path_without_a_slash_and_what_is_empty_are_taken_as_by_a_kubelet(get):
+    assert probe_url({"httpGet": {"port": 80, **get}}, {"name": "main"}, "127.64.0.1") == "http://127.64.0.1:80/readyz"
+
+
+@pytest.mark.parametrize("get", [{"port": "no-such-port"}, {"port": 80, "host": "a b"}])
+async def test_a_probe_that_is_no_url_has_failed(get):
+    assert not await asked(80, httpGet=get)
+
+
 @pytest.mark.parametrize(
     ("field", "default"),
     [("initialDelaySeconds", 0), ("periodSeconds", 10), ("timeoutSeconds", 1), ("failureThreshold", 3)],

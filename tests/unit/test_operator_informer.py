@@ -232,6 +232,39 @@ async def test_a_server_whose_backup_was_restored_is_followed_from_where_it_is(a
     assert [params["resourceVersion"] for params in server.watched] == ["80", "30"]
 
 
+async def test_a_restored_server_that_counts_on_from_a_higher_version_is_followed_from_where_it_is() -> None:
+    """As after `etcdutl snapshot restore --bump-revision`: no LIST is older than the watch before it, but objects are."""
+    restored = page(1000, config_map("a", 20), config_map("b", 25))
+    server = Server([page(80, config_map("a", 70), config_map("b", 25)), restored], [error(410)])
+    async with informing(server) as informer:
+        await asyncio.sleep(10)
+        assert held(informer) == {"a": 20, "b": 25}
+    assert server.watched[-1]["resourceVersion"] == "1000"
+
+
+async def test_what_a_restored_server_brings_back_after_its_deletion_is_there_again() -> None:
+    server = Server([page(80, config_map("a", 20)), page(1000, config_map("a", 20))], [error(410)])
+    async with informing(server) as informer:
+        informer.cache.apply_delete(("lab", "a"), "uid-a")
+        await asyncio.sleep(10)
+        assert held(informer) == {"a": 20}
+
+
+async def test_a_list_that_comes_after_a_write_and_a_delete_that_it_does_not_know_is_no_restored_backup() -> None:
+    server = Server([page(80, config_map("a", 70), config_map("b", 25))], [error(410)])
+    async with informing(server) as informer:
+        entry = informer.read(json.dumps(config_map("a", 82)).encode())
+
+        def write_and_delete() -> None:
+            informer.cache.apply_write(entry)
+            informer.cache.apply_delete(("lab", "b"), "uid-b")
+
+        server.while_listing = write_and_delete
+        await asyncio.sleep(10)
+        assert held(informer) == {"a": 82}
+    assert len(server.listed) == 2
+
+
 async def test_an_informer_that_cannot_list_is_not_ready_and_names_the_reason() -> None:
     async with informing(Server([Retryable("503: etcd has no leader")])) as informer:
         with pytest.raises(Retryable, match=r"/api/v1/configmaps .* 5 s: 503: etcd has no leader"):

@@ -259,3 +259,15 @@ def test_a_pod_on_its_nodes_network_finds_services_and_knows_where_it_is(member:
 def test_a_templates_own_dns_policy_stays_on_the_nodes_network() -> None:
     template = {"spec": {"hostNetwork": True, "dnsPolicy": "Default"}}
     assert made("trainer-0", trainers={"count": 2, "template": template})["spec"]["dnsPolicy"] == "Default"
+
+
+@pytest.mark.parametrize("template", [{"spec": {"hostNetwork": True}}, {"hostNetwork": True}])
+def test_trainers_on_their_nodes_network_reach_coordinator_and_loaders_past_the_jobs_policy(template: Manifest) -> None:
+    """They call from addresses of nodes, which no selector of pods admits."""
+    ports = [{"port": port, "protocol": "TCP"} for port in (7400, 7410)]
+    found = {}
+    for which, given in (("nodes", {"template": template}), ("pods", {})):
+        job, config = job_and_config(trainers={"count": 2, **given})
+        (policy,) = (c for c in children(job, config, Settings(), attempt=0) if c["kind"] == "NetworkPolicy")
+        found[which] = policy["spec"]["ingress"]
+    assert found["nodes"] == [*found["pods"], {"ports": ports}] and all(rule["from"] for rule in found["pods"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coxswain.api.pod_template import split_template
 from coxswain.config import JobConfig
 from coxswain.names import (
     LABEL_ATTEMPT,
@@ -12,9 +13,11 @@ from coxswain.names import (
     PORT_AGENT_HTTP,
     PORT_CONSTRUCTOR_HTTP,
     PORT_COORDINATOR,
+    PORT_LOADER,
     PORT_LOADER_HTTP,
 )
 from coxswain_operator.children.common import child, selector
+from coxswain_operator.children.containers import TRAINER
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 
@@ -37,12 +40,16 @@ def service(job: Manifest) -> Manifest:
 
 
 def network_policy(job: Manifest, settings: Settings) -> Manifest:
-    """Admits the job's own pods, the operator to the coordinator, and an enabled Prometheus to
-    metrics.
+    """Admits the job's own pods, the operator to the coordinator, and an enabled Prometheus to metrics.
+
+    Trainers on their nodes' network call from the nodes' addresses, which no selector of pods admits: the ports that they call
+    are open then, and ask for the job's token.
     """
     ingress = [{"from": [{"podSelector": selector(job)}]}, _from(settings.operator_namespace, (PORT_COORDINATOR,))]
     if settings.prometheus_namespace:
         ingress.append(_from(settings.prometheus_namespace, METRICS_PORTS))
+    if _is_on_nodes_network(job):
+        ingress.append({"ports": _ports((PORT_COORDINATOR, PORT_LOADER))})
     spec = {"podSelector": selector(job), "policyTypes": ["Ingress"], "ingress": ingress}
     return child(job, "networking.k8s.io/v1", "NetworkPolicy", job["metadata"]["name"], {"spec": spec})
 
@@ -50,8 +57,17 @@ def network_policy(job: Manifest, settings: Settings) -> Manifest:
 def _from(namespace: str, ports: tuple[int, ...]) -> dict[str, Any]:
     return {
         "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}],
-        "ports": [{"port": port, "protocol": "TCP"} for port in ports],
+        "ports": _ports(ports),
     }
+
+
+def _ports(ports: tuple[int, ...]) -> list[dict[str, Any]]:
+    return [{"port": port, "protocol": "TCP"} for port in ports]
+
+
+def _is_on_nodes_network(job: Manifest) -> bool:
+    template = (job["spec"].get("trainers") or {}).get("template") or {}
+    return bool(split_template(template, TRAINER.name)[1].get("hostNetwork"))
 
 
 def disruption_budget(job: Manifest, config: JobConfig, attempt: int, trainers: int) -> Manifest:

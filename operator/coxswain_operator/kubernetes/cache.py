@@ -99,6 +99,15 @@ class Cache(Generic[T]):
             self._remove(name)
         self.version = max(self.version, version)
 
+    def gone(self) -> frozenset[str]:
+        """Uids that no LIST contains that is asked for from now on, unless a backup of the server was restored."""
+        return frozenset(self._gone)
+
+    def is_ahead(self, entry: Entry[T], version: int) -> bool:
+        """Whether a later state is known than a current LIST of that version has, and one that the LIST should have."""
+        known = self._entries.get(entry.name)
+        return known is not None and entry.version < known.version <= version
+
     def restart(self) -> None:
         """The server's versions begin again: any state that it gives from now on is newer than the known one."""
         self._gone.clear()  # what was deleted may be back

@@ -12,7 +12,7 @@ import msgspec
 from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_operator.backoff import asked_by, doubled
 from coxswain_operator.cluster import Denied
-from coxswain_operator.kubernetes.cache import Cache, Name
+from coxswain_operator.kubernetes.cache import Cache, Entry, Name
 from coxswain_operator.kubernetes.connection import Busy, Connection, Expired, NotFound
 from coxswain_operator.kubernetes.decoding import reader_of
 from coxswain_operator.kubernetes.resources import Resource
@@ -135,12 +135,15 @@ class Informer:
             await self._list_in(_WHOLE)
 
     async def _list_in(self, how: dict[str, Any]) -> None:
-        listed: set[Name] = set()
+        listed, gone = set[Name](), self.cache.gone()
         page = await self._page("", how)
-        self._compare(int(page.metadata.resource_version))
+        version = int(page.metadata.resource_version)
+        self._compare(version)
         while True:
             for item in page.items or ():
                 entry = self.read(item)
+                if entry.uid in gone or self.cache.is_ahead(entry, version):
+                    self._restart(entry)
                 listed.add(entry.name)
                 self.cache.put(entry)
             if not page.metadata.next:
@@ -156,6 +159,11 @@ class Informer:
         if version < self.cache.version:
             log.warning("%s: the server went back from version %d to %d", self._path, self.cache.version, version)
             self.cache.restart()
+
+    def _restart(self, entry: Entry[Any]) -> None:
+        """A restored server may also count on from beyond the watch before it: then single objects show that it went back."""
+        self.cache.restart()
+        raise Retryable(f"the server went back: it lists an earlier {'/'.join(entry.name)} than before; listing again")
 
     async def _page(self, after: str, how: dict[str, Any]) -> _Page:
         more: dict[str, Any] = {"continue": after} if after else {}

@@ -32,7 +32,7 @@ class Prober:
         try:
             async with asyncio.timeout(number(probe, "timeoutSeconds")):
                 response = await self._http.get(probe_url(probe, container, address))
-        except (httpx.HTTPError, TimeoutError, OSError):
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError):
             return False
         return 200 <= response.status_code < 400
 
@@ -49,5 +49,5 @@ def probe_url(probe: dict[str, Any], container: dict[str, Any], address: str) ->
         )
     get = probe["httpGet"]
     ports = {p.get("name"): p["containerPort"] for p in container.get("ports", ())}
-    host, port = get.get("host", address), ports.get(get["port"], get["port"])
-    return f"{get.get('scheme', 'HTTP').lower()}://{host}:{port}{get.get('path', '/')}"
+    host, port = get.get("host") or address, ports.get(get["port"], get["port"])
+    return f"{(get.get('scheme') or 'HTTP').lower()}://{host}:{port}/{(get.get('path') or '').removeprefix('/')}"

@@ -66,6 +66,15 @@ CLASSES = """
         def parameter_specs(*args, **others):
             return [s for s in GPT2.parameter_specs(*args, **others) if s.name != "wpe.weight"]
 
+    class Views(GPT2):
+        def weights(self):
+            return {name: weight * 1 for name, weight in self.named_parameters()}
+
+    class Meta(GPT2):
+        def __init__(self, *args, **others):
+            with torch.device("meta"):
+                super().__init__(*args, **others)
+
     class Raising(GPT2):
         stack = property(lambda self: 1 // 0)
 
@@ -132,6 +141,8 @@ def test_specs_that_are_generated_or_have_lists_as_shapes_train_all_weights(name
         ("Nowhere", "cannot be used: wpe.weight has the place 'head'; give a layer"),
         ("Complex", "cannot be trained: more is complex; keep its real and imaginary parts as real numbers"),
         ("Silent", "has parameters that its weights() does not name: wpe.weight; name them, or make them buffers"),
+        ("Views", "cannot be trained: wte.weight is no Parameter; give the parameters themselves, not what"),
+        ("Meta", "is on the meta device: wte.weight; wpe.weight; "),
         ("Raising", "cannot be used (ZeroDivisionError: "),
         ("Apart", "lacks to, train, which the protocol Decoder names"),
     ],

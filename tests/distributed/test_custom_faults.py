@@ -16,6 +16,7 @@ from coxswain.config import CustomModel, ModelConfig
 from coxswain.errors import Refused
 from coxswain_train.engine.draws import seed_draws
 from coxswain_train.engine.memory import MemoryPolicy, Recompute
+from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.custom import decoder_of
 from tests.distributed import training
 from tests.distributed.plans import random_plan
@@ -153,6 +154,31 @@ def test_weights_that_would_have_no_owner_no_gradient_or_no_name_are_refused(nam
     assert caught.value.reason == "BadModel"
     assert f"model.custom.class 'unusual:{name}': " in str(caught.value) and says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [
+        ((4, 8, 6), (3, 8, 6), (3, 8, 6)),
+        ((4, 8, 6), (8, 8, 6), (8, 8, 6)),
+        ((4, 8, 6), (0, 8, 6), (0, 8, 6)),
+        ((4, 8, 6), (2, 8, 6), (1, 8, 6)),
+        ((4, 8, 6), (2, 7, 6), (2, 7, 6)),
+        ((4, 8, 6), (2, 8, 6), (2, 8, 4)),
+        ((1, 4, 8, 6), (1, 4, 8, 6), (1, 4, 8, 6)),
+    ],
+)
+def test_heads_that_do_not_fit_together_never_reach_a_kernel(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]
+) -> None:
+    """Kernels read beyond the tensors, or ended the process by a signal."""
+    given = [torch.zeros(shape) for shape in (query, key, value)]
+    with pytest.raises(Refused) as caught:
+        pack_attention([8])(*given)
+    assert (caught.value.reason, str(caught.value).partition(";")[0]) == (
+        "BadModel",
+        f"attend: query {list(query)}, key {list(key)}, value {list(value)}",
+    )
 
 
 def trained(world: ThreadWorld, model: ModelConfig, recompute: Recompute) -> tuple[dict[str, np.ndarray], list[float]]:

@@ -16,6 +16,7 @@ from coxswain.config import CustomModel, ModelConfig
 from coxswain.errors import Refused
 from coxswain_train.engine.draws import seed_draws
 from coxswain_train.engine.memory import MemoryPolicy, Recompute
+from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.custom import decoder_of
 from tests.distributed import training
 from tests.distributed.plans import random_plan
@@ -65,6 +66,15 @@ CLASSES = """
         @staticmethod
         def parameter_specs(*args, **others):
             return [s for s in GPT2.parameter_specs(*args, **others) if s.name != "wpe.weight"]
+
+    class Views(GPT2):
+        def weights(self):
+            return {name: weight * 1 for name, weight in self.named_parameters()}
+
+    class Meta(GPT2):
+        def __init__(self, *args, **others):
+            with torch.device("meta"):
+                super().__init__(*args, **others)
 
     class Raising(GPT2):
         stack = property(lambda self: 1 // 0)
@@ -132,6 +142,8 @@ def test_specs_that_are_generated_or_have_lists_as_shapes_train_all_weights(name
         ("Nowhere", "cannot be used: wpe.weight has the place 'head'; give a layer"),
         ("Complex", "cannot be trained: more is complex; keep its real and imaginary parts as real numbers"),
         ("Silent", "has parameters that its weights() does not name: wpe.weight; name them, or make them buffers"),
+        ("Views", "cannot be trained: wte.weight is no Parameter; give the parameters themselves, not what"),
+        ("Meta", "is on the meta device: wte.weight; wpe.weight; "),
         ("Raising", "cannot be used (ZeroDivisionError: "),
         ("Apart", "lacks to, train, which the protocol Decoder names"),
     ],
@@ -142,6 +154,31 @@ def test_weights_that_would_have_no_owner_no_gradient_or_no_name_are_refused(nam
     assert caught.value.reason == "BadModel"
     assert f"model.custom.class 'unusual:{name}': " in str(caught.value) and says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [
+        ((4, 8, 6), (3, 8, 6), (3, 8, 6)),
+        ((4, 8, 6), (8, 8, 6), (8, 8, 6)),
+        ((4, 8, 6), (0, 8, 6), (0, 8, 6)),
+        ((4, 8, 6), (2, 8, 6), (1, 8, 6)),
+        ((4, 8, 6), (2, 7, 6), (2, 7, 6)),
+        ((4, 8, 6), (2, 8, 6), (2, 8, 4)),
+        ((1, 4, 8, 6), (1, 4, 8, 6), (1, 4, 8, 6)),
+    ],
+)
+def test_heads_that_do_not_fit_together_never_reach_a_kernel(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]
+) -> None:
+    """Kernels read beyond the tensors, or ended the process by a signal."""
+    given = [torch.zeros(shape) for shape in (query, key, value)]
+    with pytest.raises(Refused) as caught:
+        pack_attention([8])(*given)
+    assert (caught.value.reason, str(caught.value).partition(";")[0]) == (
+        "BadModel",
+        f"attend: query {list(query)}, key {list(key)}, value {list(value)}",
+    )
 
 
 def trained(world: ThreadWorld, model: ModelConfig, recompute: Recompute) -> tuple[dict[str, np.ndarray], list[float]]:

@@ -228,6 +228,10 @@ def test_norms_begin_at_one_and_biases_at_zero() -> None:
         assert init_box(1, Box(name, (2,), (3,)), (8,), MODEL).tolist() == [value] * 3
 
 
+def test_a_bias_begins_at_zero_also_where_it_has_rows() -> None:
+    assert not init_box(1, Box("h.0.distance_bias", (1, 0), (3, 5)), (4, 5), MODEL).any()
+
+
 def test_a_norm_of_bf16_activations_is_rounded_once_before_its_weight_as_in_transformers() -> None:
     x = (3 * torch.randn(64, 100, generator=torch.Generator().manual_seed(3))).bfloat16()
     norm = RMSNorm(100, 0.5).bfloat16()

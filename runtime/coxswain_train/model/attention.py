@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from coxswain.errors import Refused
+
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 aten = torch.ops.aten
@@ -54,6 +56,8 @@ class TaskAttention:
     heads: Heads | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Refuses what a layer of the user's own may give: kernels would read and write beyond the tensors."""
+        _check_shapes(query, key, value)
         if self.heads is None:
             return self._attend(query, key, value)
         return self.heads.collect(self._attend(*self.heads.spread(query, key, value)))
@@ -73,6 +77,16 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         return *ctx.kernel.backward(grads[0], *ctx.saved_tensors), None
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    fits = query.dim() == 3 and key.shape == value.shape and query.shape[1:] == key.shape[1:]
+    if not fits or not len(key) or len(query) % len(key):
+        raise Refused(
+            "BadModel",
+            f"attend: query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}; give [heads, tokens, size], "
+            "key and value with as many heads, which divide the query's, and all with the same tokens and size",
+        )
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from coxswain.config import CustomModel, ModelConfig
 from coxswain.errors import Refused
 from coxswain.holdings import ParameterSpec
 from coxswain.models import parameter_specs
-from coxswain_train.model.custom_faults import NEEDED, differences, left_out, listed, spec_faults, unfit
+from coxswain_train.model.custom_faults import NEEDED, differences, left_out, listed, spec_faults, unfit, without_values
 from coxswain_train.model.llama import Decoder, Llama, Rotary
 from coxswain_train.model.tensor_parallel import ModelPart
 
@@ -72,6 +72,8 @@ def _check(made: Decoder, model: ModelConfig, vocabulary: int) -> None:
         raise _bad(
             model.custom, f"has parameters that its weights() does not name: {wrong}; name them, or make them buffers"
         )
+    if wrong := listed(without_values(made)):
+        raise _bad(model.custom, f"is on the meta device: {wrong}; make its tensors on the CPU, such as by torch.empty")
     if len(made.stack) != model.layers:
         raise _bad(model.custom, f"has {len(made.stack)} layers in its stack, model.custom.layers is {model.layers}")
 

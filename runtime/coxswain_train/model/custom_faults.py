@@ -58,12 +58,20 @@ def differences(specs: Iterable[ParameterSpec], weights: Mapping[str, nn.Paramet
 def unfit(weights: Mapping[str, nn.Parameter]) -> Iterator[str]:
     """Weights that ranks cannot share by rows, or that have no real gradient."""
     for name, weight in weights.items():
-        if not weight.dim() or not weight.numel():
+        if not isinstance(weight, nn.Parameter):
+            yield f"{name} is no Parameter; give the parameters themselves, not what is computed from them"
+        elif not weight.dim() or not weight.numel():
             yield f"{name} has the shape {_shape(tuple(weight.shape))}, without a row; give a single number [1]"
         elif not weight.requires_grad:
             yield f"{name} takes no gradient; make it a buffer"
         elif weight.is_complex():
             yield f"{name} is complex; keep its real and imaginary parts as real numbers"
+
+
+def without_values(made: Any) -> Iterator[str]:
+    """Tensors of the meta device, which cannot be moved to another one."""
+    if isinstance(made, nn.Module):
+        yield from (name for name, x in (*made.named_parameters(), *made.named_buffers()) if x.is_meta)
 
 
 def left_out(made: Any, weights: Mapping[str, nn.Parameter]) -> Iterator[str]:

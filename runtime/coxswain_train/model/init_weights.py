@@ -22,8 +22,8 @@ _STD = 0.02
 
 def init_box(seed: int, box: Box, shape: tuple[int, ...], model: ModelConfig) -> NDArray[np.float32]:
     """Values of a box of the parameter `box.name`, whose whole shape is `shape`. Norms begin at one, biases at zero."""
-    if len(shape) == 1:
-        return np.full(box.shape, not box.name.endswith("bias"), dtype=np.float32)
+    if (bias := box.name.endswith("bias")) or len(shape) == 1:
+        return np.full(box.shape, not bias, dtype=np.float32)
     key, out = _key(seed, box.name), np.empty(box.shape, dtype=np.float32)
     rows = max(1, _ELEMENTS // prod(box.shape[1:]))
     for start in range(0, len(out), rows):

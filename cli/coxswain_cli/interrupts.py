@@ -11,6 +11,8 @@ from typing import Any, TextIO
 
 import typer
 
+from coxswain_cli.replacing import signals_wait
+
 _LOOK = 0.1  # seconds between two looks for a request to stop
 
 
@@ -97,8 +99,9 @@ class SteadyStream:
         """Writes what the reader takes within so many seconds. A pipe that is ready takes PIPE_BUF bytes without a wait."""
         try:
             while self._waiting and select.select((), (self._stream,), (), seconds)[1]:
-                written = os.write(self._stream.fileno(), self._waiting[: select.PIPE_BUF])
-                del self._waiting[:written]
+                with signals_wait():  # else a request that ends the command between the two has the text written again
+                    written = os.write(self._stream.fileno(), self._waiting[: select.PIPE_BUF])
+                    del self._waiting[:written]
         except OSError as error:
             self._lose(error)
 

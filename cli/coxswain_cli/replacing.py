@@ -22,7 +22,7 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
     """
     draft = target.with_name(f".{target.name}.draft")
     try:
-        with _signals_wait(), _locked(draft) as file:
+        with signals_wait(), _locked(draft) as file:
             try:
                 yield file
                 file.flush()
@@ -35,7 +35,8 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
+def signals_wait() -> Iterator[None]:
+    """Signals to stop come behind the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield

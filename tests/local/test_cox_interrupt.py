@@ -232,6 +232,25 @@ def test_a_request_to_stop_ends_the_wait_for_a_reader_that_pauses(slow_pipe, mon
     assert (len(waited), steady.is_behind) == (waits, True)
 
 
+@pytest.mark.timeout(20)
+def test_a_request_that_ends_the_command_amid_a_write_has_no_line_written_twice(slow_pipe, monkeypatch):
+    end, steady, interrupts = slow_pipe
+    write = os.write
+
+    def write_and_stop(*of):
+        written = write(*of)
+        signal.raise_signal(signal.SIGINT)
+        return written
+
+    interrupts.counting = False
+    steady.write("line\n")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "write", write_and_stop)
+        steady.flush()
+    steady.flush()
+    assert (os.read(end.fileno(), 100), steady.is_behind) == (b"line\n", False)
+
+
 def test_sighup_that_was_ignored_stays_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

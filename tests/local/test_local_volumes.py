@@ -255,3 +255,10 @@ async def test_a_word_of_a_command_that_no_process_takes_is_refused(cluster):
     status = await run_to_end(cluster, pod({"name": "main", "command": ["python", "-c", "pass", "a\0b"]}))
     assert (status["phase"], status["reason"]) == ("Failed", "BadCommand")
     assert "'main'" in status["message"] and "NUL" in status["message"]
+
+
+async def test_a_pod_that_cannot_run_for_any_other_reason_says_so(cluster):
+    main = container("pass", volumeMounts=[mounted("v", "/v")])
+    status = await run_to_end(cluster, pod(main, volumes=[{"name": "v", "hostPath": {"path": "/a\0b"}}]))
+    assert (status["phase"], status["reason"]) == ("Failed", "PodUnusable")
+    assert status["message"] == "ValueError: embedded null byte"

@@ -53,6 +53,17 @@ def test_a_checkpoint_location_is_no_place_for_a_request() -> None:
     )
 
 
+@pytest.mark.parametrize("option", ["--namespace", "-n", "--context"])
+def test_an_empty_name_of_a_place_in_a_cluster_does_not_mean_the_job_of_this_machine(
+    workdir: Path, option: str
+) -> None:
+    """As of a shell's variable that is not set."""
+    with held(workdir):
+        code, said = scale(workdir, 6, option, "")
+    assert code == 2 and "it is empty; give a name, or leave the option out" in said
+    assert taken_request(workdir) is None
+
+
 def test_of_two_requests_at_once_one_counts_and_none_fails(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = Path.write_text
 

@@ -23,8 +23,22 @@ Job = Annotated[
     typer.Argument(metavar="JOB", help="A work directory, a job below runs/, a checkpoint.uri, or a job of a cluster."),
 ]
 Kubeconfig = Annotated[Path | None, typer.Option("--kubeconfig", help="Read the job in this file's cluster.")]
-Context = Annotated[str, typer.Option("--context", help="Read the job in the cluster of this context.")]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Read the job in this namespace of a cluster.")]
+
+
+def _named(context: typer.Context, option: typer.CallbackParam, name: str) -> str:
+    """An empty text, as of a shell's variable that is not set, would mean this machine."""
+    source = context.get_parameter_source(str(option.name))
+    if not name and source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter("it is empty; give a name, or leave the option out")
+    return name
+
+
+Context = Annotated[
+    str, typer.Option("--context", callback=_named, help="Read the job in the cluster of this context.")
+]
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", callback=_named, help="Read the job in this namespace of a cluster.")
+]
 
 
 def reader_of(job: str, kubeconfig: Path | None, context: str, namespace: str) -> JobReader:

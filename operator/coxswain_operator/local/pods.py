@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 import os
 import socket
@@ -23,6 +24,8 @@ from coxswain_operator.local.probes import Prober, probe_url
 from coxswain_operator.local.processes import Command
 from coxswain_operator.local.volumes import Lookup, NotMountable, mount, mount_paths, unmount
 from coxswain_operator.views import Manifest
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_GRACE = 30.0  # seconds, Kubernetes' own
 _MOUNT_RETRY = 0.2
@@ -86,6 +89,9 @@ class Pod:
             self._problem = {"reason": "CreateContainerConfigError", "message": str(error)}
         except OSError as error:  # such as a full disk
             self._problem = {"reason": "MachineTrouble", "message": str(error)}
+        except Exception as error:  # a pod that fails without a word would be made again and again
+            log.exception("pod %s cannot run", self._name)
+            self._problem = {"reason": "PodUnusable", "message": f"{type(error).__name__}: {error}"}
         finally:
             self._stopping = True
             await self._stop_containers()  # a container runs on here only if another one could not start

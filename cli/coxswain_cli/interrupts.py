@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import stat
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, TextIO
@@ -70,6 +71,7 @@ class SteadyStream:
     def __init__(self, stream: TextIO, interrupts: Interrupts) -> None:
         self._stream, self._interrupts = stream, interrupts
         self._waiting, self._is_file = bytearray(), _is_file(stream)
+        self._own = _own_descriptor(stream) if self._is_file else -1
 
     def __enter__(self) -> SteadyStream:
         return self
@@ -80,6 +82,7 @@ class SteadyStream:
         requests = self._interrupts.count
         while self._waiting and requests < 2 and self._interrupts.count == requests:
             self._push(_LOOK)
+        self._close()
 
     @property
     def is_behind(self) -> bool:
@@ -96,17 +99,26 @@ class SteadyStream:
         self._push(0.0)
 
     def _push(self, seconds: float) -> None:
-        """Writes what the reader takes within so many seconds. A pipe that is ready takes PIPE_BUF bytes without a wait."""
+        """Writes what the reader takes within so many seconds."""
+        to = self._own if self._own >= 0 else self._stream.fileno()
         try:
-            while self._waiting and select.select((), (self._stream,), (), seconds)[1]:
+            while self._waiting and select.select((), (to,), (), seconds)[1]:
                 with signals_wait():  # else a request that ends the command between the two has the text written again
-                    written = os.write(self._stream.fileno(), self._waiting[: select.PIPE_BUF])
+                    written = os.write(to, self._waiting[: select.PIPE_BUF])
                     del self._waiting[:written]
+        except BlockingIOError:  # ready for fewer bytes than these
+            return
         except OSError as error:
             self._lose(error)
 
+    def _close(self) -> None:
+        if self._own >= 0:
+            os.close(self._own)
+        self._own = -1
+
     def _lose(self, error: OSError) -> None:
         self._waiting.clear()
+        self._close()
         discard(self._stream)
         complain(f"cox run: standard output cannot be written ({error.strerror}); this is taken as Ctrl-C")
         self._interrupts.hang_up()
@@ -122,6 +134,18 @@ def _is_file(stream: TextIO) -> bool:
         return stream.fileno() >= 0
     except OSError:
         return False
+
+
+def _own_descriptor(stream: TextIO) -> int:
+    """A terminal or a pipe once more, without waits: where its reader is halted, one that is ready may still wait amid a write.
+    The flags of the descriptor that was given are of other processes too. -1: it needs none, or cannot be opened."""
+    given = stream.fileno()
+    if stat.S_ISREG(os.fstat(given).st_mode):
+        return -1
+    try:
+        return os.open(f"/proc/self/fd/{given}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:  # such as a socket
+        return -1
 
 
 def discard(stream: TextIO) -> None:

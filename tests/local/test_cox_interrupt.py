@@ -200,6 +200,18 @@ def test_a_reader_that_pauses_holds_up_no_write_and_gets_every_line_later(slow_p
 
 
 @pytest.mark.timeout(20)
+def test_a_terminal_that_shows_nothing_more_holds_up_no_write(slow_pipe):
+    """As of a connection that hangs. It is ready for fewer bytes than a line has, once."""
+    screen, terminal = os.openpty()
+    with os.fdopen(terminal, "w", encoding="utf-8") as stream, os.fdopen(screen, "rb"):
+        steady = SteadyStream(stream, slow_pipe[2])
+        for line in LINES:
+            steady.write(line)
+            steady.flush()
+        assert steady.is_behind
+
+
+@pytest.mark.timeout(20)
 def test_the_end_of_a_run_waits_for_a_reader_that_pauses(slow_pipe):
     end, steady, _ = slow_pipe
     found = []

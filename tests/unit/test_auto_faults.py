@@ -71,6 +71,14 @@ def test_a_model_that_only_recompute_makes_fit_names_that_mode() -> None:
     )
 
 
+def test_a_model_that_no_power_of_two_of_stages_holds_needs_recompute_and_no_more() -> None:
+    large = {"mode": "Auto", "hardware": "h100-80g", "hybridData": {"tokensPerReplica": 8192}}
+    trainers = {"count": 3, "minCount": 3, "maxCount": 3, "devicesPerTrainer": 8}
+    (fault,) = faults(job(large, model={"preset": "llama-70b"}, trainers=trainers))
+    assert "set recompute: Selective" in fault.way_out
+    assert faults(job({**large, "recompute": "Selective"}, model={"preset": "llama-70b"}, trainers=trainers)) == []
+
+
 @pytest.mark.parametrize(("tokens", "helps"), [(1536, True), (2048, False)])
 def test_offload_counts_in_what_mode_auto_may_choose_and_is_named_where_it_makes_a_replica_fit(
     tokens: int, helps: bool

@@ -11,16 +11,19 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import constants_for, load_constants
-from coxswain.cost.constants import SHIPPED
+from coxswain.cost.constants import SHIPPED, load_hardware
 from coxswain.cost.hardware import Rates, Tables, attention_flops, scaled, step_seconds
 from coxswain.cost.model import CostModel
 from coxswain.cost.tables import Curve
 from coxswain.cost.ulysses import HeadExchange
 from coxswain.errors import Refused
+from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.plan.planners import planner
 from coxswain.plan.problem import make_problem
 from coxswain.plan.simulate import simulate
+from coxswain.plan.step import plan_step
 from coxswain.presets import PRESETS
 
 PLAIN = load_constants("h100-80g")
@@ -96,6 +99,20 @@ def test_a_bound_that_took_whole_sequences_for_rings_would_be_too_high() -> None
     problem = make_problem([8192], replicas=2, capacity=8192, cost=cost, max_degree=2, node_size=2)
     ring = cost.ring_seconds(8192.0, 2.0, True)
     assert problem.lower_bound() <= ring < cost.pack_seconds([8192]) / 2
+
+
+@pytest.mark.parametrize("balance", ["Makespan", "Naive", "Static"])
+def test_no_plan_of_pipelines_ends_before_the_bound_where_ring_steps_are_faster_than_whole_sequences(
+    balance: str,
+) -> None:
+    hardware, model = load_hardware("h100-80g"), ModelConfig(layers=4, hidden=64, heads=4, kv_heads=4, feed_forward=96)
+    rates = replace(hardware.rates, attention_table=((64, 1e-3),), ring_table=((64, 1.0),))
+    pairs = [[Device(r, d) for d in range(2)] for r in range(4)]
+    layout = Layout(tuple(Replica((Stage((a,), 0, 2), Stage((b,), 2, 4))) for a, b in pairs))
+    parallel = ParallelConfig(tokens_per_replica=1024, max_degree=4, balance=balance)
+    for lengths in ([4000] * 8, [4000] * 3, [4000, 1000, 500] * 4):
+        plan = plan_step(lengths, layout, parallel, model, hardware=replace(hardware, rates=rates))
+        assert plan.makespan_seconds >= plan.lower_bound_seconds * (1 - 1e-12)
 
 
 def test_rates_by_tokens_become_seconds_of_a_models_shape() -> None:

@@ -123,6 +123,10 @@ def test_a_bad_cluster_ends_with_2_and_names_the_field(cluster: Path, change: di
             [{"node": "n0", "devices": [0], "layers": [0, 8]}, {"node": "n0", "devices": [0], "layers": [8, 16]}],
             "two stages",
         ),
+        (
+            [{"node": "n0", "devices": [0], "layers": [0, 16]}, {"node": "n0", "devices": [1], "layers": [16, 16]}],
+            "the stage on 'n0' has no layer, [16, 16]; leave it out",
+        ),
     ],
 )
 def test_a_bad_current_layout_ends_with_2_and_says_what_is_wrong(

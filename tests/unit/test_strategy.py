@@ -398,6 +398,14 @@ def test_a_job_whose_steps_are_shorter_than_the_least_task_of_a_kind_is_not_refu
     assert all(shape.tokens is UNSET for a in (found.chosen, *found.alternatives) for shape in a.replicas)
 
 
+def test_a_model_that_no_power_of_two_of_stages_holds_gets_another_number_of_them() -> None:
+    found = choose(
+        machine(24, model="llama-70b", hardware="h100-80g", recompute=("Selective",)),
+        steps(context=8192, tokens=2**16, count=1),
+    )
+    assert {len(shape.stages) for shape in found.chosen.replicas} & {3, 6, 12}
+
+
 def test_where_nothing_fits_the_refusal_names_the_kinds_their_needs_and_the_way_out() -> None:
     with pytest.raises(Refused, match=r"tp1pp1: a device needs .* use more devices, recompute") as refused:
         choose(machine(8, model="llama-70b"), steps(tokens=2**18))

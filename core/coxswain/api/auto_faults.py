@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from msgspec.structs import replace
 
 from coxswain.api.configure import model_config, parallel_config
@@ -44,7 +46,7 @@ def machine_at_minimum(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> 
 
 
 def kinds_that_fit(machine: Machine, recompute: Recompute) -> list[Kind]:
-    kinds, _ = kinds_of(machine)
+    kinds, _ = kinds_of(dataclasses.replace(machine, recompute=(recompute,)))
     tight = memory_refusals(machine, kinds, recompute)
     return [kind for kind in kinds if kind not in tight]
 

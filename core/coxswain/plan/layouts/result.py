@@ -93,6 +93,11 @@ def _faults(current: CurrentLayout, costs: Costs) -> list[str]:
         for s in stages
         if len(s.devices) not in costs.degrees
     ]
+    found += [
+        f"the stage on {s.node!r} has no layer, {list(s.layers)}; leave it out"
+        for s in stages
+        if s.layers[0] == s.layers[1]
+    ]
     layers = costs.model.layers
     for number, replica in enumerate(current.replicas):
         edges = [(0, 0), *(s.layers for s in replica.stages), (layers, layers)]

@@ -45,12 +45,12 @@ def _slowest(shares: Sequence[float]) -> int:
 
 def _spread(problem: Problem) -> float:
     cost, packs = problem.cost, -(-int(problem.lengths.sum()) // problem.capacity)
-    return (float(cost.work_seconds(problem.lengths).sum()) + cost.task * packs) / float(problem.speeds.sum())
+    return (float(cost.least_work_seconds(problem.lengths).sum()) + cost.task * packs) / float(problem.speeds.sum())
 
 
 def _shortest(problem: Problem) -> float:
     """Seconds of any task at least: as if it had the shortest sequence alone, and a ring had its work to share and no other."""
-    least = float(problem.cost.work_seconds(problem.lengths.min())) / problem.max_degree
+    least = float(problem.cost.least_work_seconds(problem.lengths.min())) / problem.max_degree
     return (problem.cost.task + least) / float(problem.speeds.max())
 
 

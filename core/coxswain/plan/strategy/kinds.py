@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from coxswain.models import parameter_specs
 from coxswain.plan.strategy.values import Counts, Kind, Machine, Refusal, layout_of
 
 PIPELINES = (1, 2, 4, 8, 16)
+OTHER_PIPELINES = (3, 5, 6, 7, *range(9, 16))
 UNIT = 256  # tokens
 MOST_UNITS = 2**13
 KNOWN_MODELS = 8  # that are remembered: the operator judges all jobs, as long as it runs
@@ -22,13 +24,29 @@ _GIB = 2**30
 
 
 def kinds_of(machine: Machine) -> tuple[list[Kind], list[Refusal]]:
-    """Kinds that the machine can have, whatever memory they need, and degrees that it cannot have."""
+    """Kinds that the machine can have, whatever memory they need, and degrees that it cannot have.
+
+    Where memory holds none of them in any mode, those of other numbers of stages that it holds are added.
+    """
+    kinds, refused = _of_stages(machine, PIPELINES)
+    if not _held(machine, kinds):
+        kinds += _held(machine, _of_stages(machine, OTHER_PIPELINES)[0])
+    return kinds, refused
+
+
+def _held(machine: Machine, kinds: list[Kind]) -> list[Kind]:
+    """The kinds that memory holds in one of the machine's modes."""
+    tight = [memory_refusals(machine, kinds, mode) for mode in machine.recompute]
+    return [kind for kind in kinds if not all(kind in refusals for refusals in tight)]
+
+
+def _of_stages(machine: Machine, pipelines: Iterable[int]) -> tuple[list[Kind], list[Refusal]]:
     kinds, refused = list[Kind](), list[Refusal]()
     for tensor in (t for t in range(1, machine.node + 1) if machine.node % t == 0):
         if why := _tensor_fault(machine, tensor):
             refused.append(Refusal(f"tp{tensor}", why))
             continue
-        for stages in PIPELINES:
+        for stages in pipelines:
             if stages <= machine.model.layers and tensor * stages <= machine.devices:
                 kinds.append(Kind(tensor, balanced(machine.model, stages)))
     return [kind for kind in kinds if most(machine, kind)], refused

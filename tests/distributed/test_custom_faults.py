@@ -190,6 +190,18 @@ def test_heads_that_do_not_fit_together_never_reach_a_kernel(
     )
 
 
+def test_heads_in_any_order_of_memory_are_attended_with() -> None:
+    drawn = [torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    given = [x.transpose(1, 2).requires_grad_() for x in drawn]
+    plain = [x.detach().contiguous().requires_grad_() for x in given]
+    found, expected = (pack_attention([5, 3])(*each) for each in (given, plain))
+    assert torch.equal(found, expected)
+    for gradients in zip(
+        *(torch.autograd.grad(out.sum(), x) for out, x in ((found, given), (expected, plain))), strict=True
+    ):
+        assert torch.equal(*gradients)
+
+
 def trained(
     world: ThreadWorld, model: ModelConfig, recompute: Recompute, plans: Sequence[Plan] = PLANS
 ) -> tuple[dict[str, np.ndarray], list[float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -19,12 +19,13 @@ from coxswain_train.engine.memory import MemoryPolicy, Recompute
 from coxswain_train.model.attention import pack_attention
 from coxswain_train.model.custom import decoder_of
 from tests.distributed import training
-from tests.distributed.plans import random_plan
+from tests.distributed.plans import Plan, random_plan
 from tests.distributed.reference import Stream
 from tests.distributed.threads import ThreadWorld, run_threads
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STREAM = Stream(lengths=(1, 3, 7, 16, 29), vocabulary=training.VOCABULARY)
+PLANS_OF_ONE = [random_plan(STREAM.lengths, 1, 3)]
 PLANS = [random_plan(STREAM.lengths, 2, seed, degree=2, key_heads=4) for seed in range(2)]
 
 CLASSES = """
@@ -66,6 +67,14 @@ CLASSES = """
         @staticmethod
         def parameter_specs(*args, **others):
             return [s for s in GPT2.parameter_specs(*args, **others) if s.name != "wpe.weight"]
+
+    class Several(GPT2):
+        def token_losses(self, hidden, labels):
+            return nn.functional.cross_entropy(self.ln_f(hidden) @ self.wte.weight.T, labels, reduction="none")
+
+    class Detached(GPT2):
+        def token_losses(self, hidden, labels):
+            return super().token_losses(hidden, labels).detach()
 
     class Views(GPT2):
         def weights(self):
@@ -181,9 +190,36 @@ def test_heads_that_do_not_fit_together_never_reach_a_kernel(
     )
 
 
-def trained(world: ThreadWorld, model: ModelConfig, recompute: Recompute) -> tuple[dict[str, np.ndarray], list[float]]:
+def test_heads_in_any_order_of_memory_are_attended_with() -> None:
+    drawn = [torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    given = [x.transpose(1, 2).requires_grad_() for x in drawn]
+    plain = [x.detach().contiguous().requires_grad_() for x in given]
+    found, expected = (pack_attention([5, 3])(*each) for each in (given, plain))
+    assert torch.equal(found, expected)
+    for gradients in zip(
+        *(torch.autograd.grad(out.sum(), x) for out, x in ((found, given), (expected, plain))), strict=True
+    ):
+        assert torch.equal(*gradients)
+
+
+def trained(
+    world: ThreadWorld, model: ModelConfig, recompute: Recompute, plans: Sequence[Plan] = PLANS
+) -> tuple[dict[str, np.ndarray], list[float]]:
     memory = MemoryPolicy(recompute)
-    return training.train(world, torch.float64, STREAM, PLANS, model, memory=memory)  # type: ignore[arg-type]
+    return training.train(world, torch.float64, STREAM, plans, model, memory=memory)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Several", r"token_losses gave a tensor of shape \[\d+\]; give the sum of the losses"),
+        ("Detached", "token_losses gave a sum without a gradient"),
+    ],
+)
+def test_losses_that_are_no_sum_with_a_gradient_are_refused(name: str, says: str) -> None:
+    with pytest.raises(Refused, match=says) as caught:
+        run_threads(1, trained, model_of(f"unusual:{name}"), "None", PLANS_OF_ONE)
+    assert caught.value.reason == "BadModel"
 
 
 @pytest.mark.parametrize("recompute", ["Selective", "Full"])

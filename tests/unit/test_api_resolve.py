@@ -196,6 +196,12 @@ def test_a_group_that_decides_for_no_parameter_is_refused_with_names_that_exist(
     assert "model.embed_tokens.weight" in fault.way_out
 
 
+def test_a_group_that_decides_for_no_parameter_is_a_fault_beside_those_of_other_objects() -> None:
+    """So `cox validate` finds it, too, where a cluster has the mix."""
+    faults = wrong({"spec.optimizer.groups": [{"match": "*.MLP.*"}], "spec.mixRef": {"name": "later"}})
+    assert [fault.reason for fault in faults] == ["MixNotFound", "GroupMatchesNothing"]
+
+
 @pytest.mark.parametrize(
     "policy",
     [{"tensor": 2}, {"layout": {"replicas": [{"stages": [{"layers": 4, "tensor": 2}]}]}}],

@@ -50,7 +50,7 @@ def job_config(
         batch=config.BatchConfig(
             tokens_per_step=spec.batch.tokens_per_step, max_sequence_tokens=spec.batch.max_sequence_tokens
         ),
-        optimizer=_optimizer(spec.optimizer),
+        optimizer=optimizer_config(spec.optimizer),
         stop_steps=spec.stop.steps or 0,
         stop_tokens=spec.stop.tokens or 0,
         trainers=trainers.count,
@@ -197,7 +197,7 @@ def parallel_config(policy: ParallelismPolicySpec) -> config.ParallelConfig:
     )
 
 
-def _optimizer(optimizer: Optimizer) -> config.OptimizerConfig:
+def optimizer_config(optimizer: Optimizer) -> config.OptimizerConfig:
     return config.OptimizerConfig(
         learning_rate=float(optimizer.learning_rate),
         warmup_steps=optimizer.warmup_steps,

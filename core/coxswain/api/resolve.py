@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from coxswain import config
 from coxswain.api.common import Model
-from coxswain.api.configure import Used, job_config, mix_config
+from coxswain.api.configure import Used, job_config, mix_config, model_config, optimizer_config
 from coxswain.api.datamix import DataMixSpec
 from coxswain.api.datasource import DataSourceSpec, Tokenizer
 from coxswain.api.field_errors import FieldError, parse
@@ -49,12 +49,12 @@ def resolve(
     if mix and spec.evaluation:
         faults += shared_documents(mix, place, {entry.source_ref.name: source for entry, source in used})
     faults += layout_faults(spec, policy, policy_place(spec)) + muon_faults(spec, policy) if policy else []
+    faults += group_faults(model_config(spec.model), optimizer_config(spec.optimizer))
     if faults:
         return faults
     assert mix is not None
     assert policy is not None
-    found = job_config(job["metadata"], spec, mix_config(spec, mix, used), policy, uid)
-    return group_faults(found) or found
+    return job_config(job["metadata"], spec, mix_config(spec, mix, used), policy, uid)
 
 
 def by_name(objects: Iterable[Manifest]) -> dict[str, Manifest]:
@@ -123,21 +123,21 @@ def _describe(tokenizer: Tokenizer) -> str:
     return tokenizer.file.uri if tokenizer.file else "bytes"
 
 
-def group_faults(job: config.JobConfig) -> list[FieldError]:
+def group_faults(model: config.ModelConfig, optimizer: config.OptimizerConfig) -> list[FieldError]:
     """The groups of the optimizer that choose no parameter: a misspelt one would change nothing.
 
     Workers judge those of a model of the user's own: its names need torch.
     """
-    if job.model.custom:
+    if model.custom or not optimizer.groups:
         return []
-    names = [spec.name for spec in parameter_specs(job.model, job.model.vocabulary or 64)]
+    names = [spec.name for spec in parameter_specs(model, model.vocabulary or 64)]
     way_out = f"correct the glob, or remove the group; names are such as {names[0]}, {names[2]} and {names[-1]}"
     return [
         FieldError(
-            f"spec.optimizer.groups[{place}].match", f"{job.optimizer.groups[place].match!r} {why}",
-            job.optimizer.groups[place].match, way_out=way_out, reason="GroupMatchesNothing",
+            f"spec.optimizer.groups[{place}].match", f"{optimizer.groups[place].match!r} {why}",
+            optimizer.groups[place].match, way_out=way_out, reason="GroupMatchesNothing",
         )
-        for place, why in idle_groups(job.optimizer.groups, names).items()
+        for place, why in idle_groups(optimizer.groups, names).items()
     ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from coxswain.errors import Refused
 from coxswain.plan.values import Operation, Slice, Task
 from coxswain.wire import TaskTiming
 from coxswain_train.engine.links import Coming, StageLinks
@@ -127,10 +128,21 @@ class TaskRunner:
         memory = self._memory.begin(part.task, self._model, rotary)
         for layer in self._model.stack:
             hidden = memory.run_layer(layer, hidden, rotary, attend)
-        output = self._model.token_losses(hidden, self._batch.labels[rows]) if self._last else hidden
+        output = self._loss(hidden, rows) if self._last else hidden
         if torch.is_grad_enabled():
             self._held[part.task.index] = received, output
         return (output.detach(), None) if self._last else (None, output.detach())
+
+    def _loss(self, hidden: Tensor, rows: slice) -> Tensor:
+        """Refuses what a model of the user's own may give in place of one number with a gradient."""
+        loss = self._model.token_losses(hidden, self._batch.labels[rows])
+        if loss.numel() != 1:
+            raise Refused(
+                "BadModel", f"token_losses gave a tensor of shape {list(loss.shape)}; give the sum of the losses"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise Refused("BadModel", "token_losses gave a sum without a gradient; detach nothing that it follows from")
+        return loss
 
     def _embed(self, rows: slice) -> Tensor:
         return self._model.embed(self._batch.tokens[rows], self._batch.positions[rows])

@@ -58,6 +58,7 @@ class TaskAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Refuses what a layer of the user's own may give: kernels would read and write beyond the tensors."""
         _check_shapes(query, key, value)
+        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         if self.heads is None:
             return self._attend(query, key, value)
         return self.heads.collect(self._attend(*self.heads.spread(query, key, value)))

@@ -284,6 +284,14 @@ def test_a_single_file_beside_the_index_of_an_earlier_save_is_what_transformers_
     assert_same(our_logits(ours((tmp_path).as_uri(), MODEL)), logits)
 
 
+def test_a_file_of_the_single_ones_name_that_the_index_names_is_read_with_all_others(tmp_path):
+    logits = theirs(tmp_path, MODEL, max_shard_size="8KB")
+    index, first = tmp_path / "model.safetensors.index.json", min(tmp_path.glob("model-*"))
+    index.write_text(index.read_text().replace(first.name, "model.safetensors"))
+    first.rename(tmp_path / "model.safetensors")
+    assert_same(our_logits(ours(tmp_path.as_uri(), MODEL)), logits)
+
+
 @pytest.mark.parametrize(("harm", "says"), [
     (lambda folder: sorted(folder.glob("model-*"))[0].unlink(), "index.json names model-00001-of-.*, which does not exist"),
     (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), r"damaged model\.safetensors\.index\.json"),

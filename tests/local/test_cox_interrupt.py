@@ -211,6 +211,51 @@ def test_a_terminal_that_shows_nothing_more_holds_up_no_write(slow_pipe):
         assert steady.is_behind
 
 
+def test_what_another_process_leaves_no_room_for_is_written_later(slow_pipe, monkeypatch):
+    """The pipe was ready, and is full when the line comes."""
+    end, steady, interrupts = slow_pipe
+
+    def fail(*_):
+        raise BlockingIOError
+
+    steady.write("line\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fail)
+        steady.flush()
+    assert (steady.is_behind, interrupts.count) == (True, 0)
+    steady.flush()
+    assert os.read(end.fileno(), 100) == b"line\n"
+
+
+def test_lines_behind_a_reader_that_has_left_are_no_other_request_and_no_other_complaint(slow_pipe, capfd):
+    end, steady, interrupts = slow_pipe
+    end.close()
+    for _ in range(3):
+        steady.write("line\n")
+        steady.flush()
+    assert interrupts.count == 1
+    assert capfd.readouterr().err.count("standard output cannot be written") == 1
+
+
+@pytest.mark.timeout(20)
+def test_a_reader_sees_the_end_once_the_run_and_its_stream_are_closed(slow_pipe):
+    end, steady, _ = slow_pipe
+    with steady:
+        steady.write("line\n")
+    steady.close()
+    assert end.read() == b"line\n"
+
+
+def test_lines_in_a_file_come_behind_what_others_have_written_there(tmp_path):
+    """As of `cox run … > log 2>&1`: both share their place in the file."""
+    with Interrupts() as interrupts, (tmp_path / "log").open("w", encoding="utf-8") as stream:
+        os.write(stream.fileno(), b"another\n")
+        with SteadyStream(stream, interrupts) as steady:
+            steady.write("line\n")
+        os.write(stream.fileno(), b"another\n")
+    assert (tmp_path / "log").read_text() == "another\nline\nanother\n"
+
+
 @pytest.mark.timeout(20)
 def test_the_end_of_a_run_waits_for_a_reader_that_pauses(slow_pipe):
     end, steady, _ = slow_pipe

@@ -53,6 +53,7 @@ def test_members_of_a_role_are_ordered_by_number_and_only_the_first_so_many_coun
     assert registry.missing("trainer", 3) == ["trainer-0", "trainer-1"]
     assert registry.instances(11) == {"trainer-10", "trainer-2", "trainer-3", "c"}
     assert registry.instances(3) == {"trainer-2", "c"}
+    assert registry.instances(0) == set()
 
 
 def test_a_process_is_known_until_its_role_is_expected_again():

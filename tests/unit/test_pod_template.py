@@ -46,6 +46,7 @@ NEW: list[tuple[Manifest, str, str]] = [
     (with_variable("trainer", "COXSWAIN_LOGLEVEL"), "spec.containers[0].env[1].name", "COXSWAIN_LOGLEVEL is the operator's"),
     (with_variable("trainer", "POD_IP"), "spec.containers[0].env[1].name", "POD_IP is the operator's"),
     (with_variable("trainer", "A=B"), "spec.containers[0].env[1].name", "no process takes it"),
+    (with_variable("trainer", "A\0"), "spec.containers[0].env[1].name", "no process takes it"),
     ({"env": [{"name": "A", "value": "b\0c"}]}, "env[0].value", "a NUL, which no process takes"),
     ({"spec": {"affinity": "yes"}}, "spec.affinity", "'yes' is not a mapping"),
     ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork", "'yes' is not true or false"),

@@ -30,6 +30,8 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")  # usual names of an end-of-text token
 
+WITHOUT_TEXT_FIELD = ("Text", "TokenBin")  # formats that ignore textField
+
 
 class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`bytes`: ids 0-255 and EOS 256. `file`: a Hugging Face tokenizer.json at `uri`.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from coxswain.config import SourceConfig
+from coxswain.config import WITHOUT_TEXT_FIELD, SourceConfig
 from coxswain.errors import Refused
 from coxswain.index import BlockEntry
 from coxswain.lru_cache import LRUCache
@@ -28,7 +28,6 @@ from coxswain_link.store import BucketNotFound, NotFound, ObjectInfo, Store, ope
 
 OPEN_OBJECTS = 8  # held open at once, per source
 _path = attrgetter("path")
-_WITHOUT_FIELD = ("Text", "TokenBin")  # these have no `textField`
 
 
 class Source:
@@ -54,7 +53,7 @@ class Source:
         """How blocks are read, for the key of their index."""
         return (
             self.config.format
-            if self.config.format in _WITHOUT_FIELD
+            if self.config.format in WITHOUT_TEXT_FIELD
             else f"{self.config.format}:{self.config.text_field}"
         )
 

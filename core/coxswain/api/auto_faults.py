@@ -13,7 +13,7 @@ from coxswain.api.parallelism import ParallelismPolicySpec
 from coxswain.api.trainingjob import TrainingJobSpec
 from coxswain.config import BatchConfig
 from coxswain.cost.memory import Recompute
-from coxswain.plan.strategy.kinds import kinds_of, memory_refusals, most
+from coxswain.plan.strategy.kinds import held, kinds_of, memory_refusals, most
 from coxswain.plan.strategy.machine import machine_of
 from coxswain.plan.strategy.values import Kind, Machine
 
@@ -47,8 +47,7 @@ def machine_at_minimum(spec: TrainingJobSpec, policy: ParallelismPolicySpec) -> 
 
 def kinds_that_fit(machine: Machine, recompute: Recompute) -> list[Kind]:
     kinds, _ = kinds_of(dataclasses.replace(machine, recompute=(recompute,)))
-    tight = memory_refusals(machine, kinds, recompute)
-    return [kind for kind in kinds if kind not in tight]
+    return held(machine, kinds, [recompute])
 
 
 def _no_memory(spec: TrainingJobSpec, machine: Machine, policy: ParallelismPolicySpec, under: str) -> FieldError:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from coxswain.api.datamix import DataMixSpec, MixSource
 from coxswain.api.datasource import DataSourceSpec
 from coxswain.api.field_errors import FieldError
-
-_WITHOUT_FIELD = ("Text", "TokenBin")  # which ignore textField
+from coxswain.config import WITHOUT_TEXT_FIELD
 
 Documents = tuple[str, ...]
 """What says which documents an entry reads, and what of them: equal for the same ones."""
@@ -28,7 +27,7 @@ def _documents(entry: MixSource, found: dict[str, DataSourceSpec]) -> Documents:
     if (source := found.get(name)) is None:
         return (name,)
     server = source.endpoint.url.rstrip("/") if source.endpoint else ""  # the provider's own, whatever region is named
-    field = "text" if source.format in _WITHOUT_FIELD else source.text_field
+    field = "text" if source.format in WITHOUT_TEXT_FIELD else source.text_field
     return server, source.uri.rstrip("/"), source.include, field
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from coxswain.api.pod_template import split_template
 from coxswain.config import JobConfig
 from coxswain.names import (
     LABEL_ATTEMPT,
@@ -17,7 +16,7 @@ from coxswain.names import (
     PORT_LOADER_HTTP,
 )
 from coxswain_operator.children.common import child, selector
-from coxswain_operator.children.containers import TRAINER
+from coxswain_operator.children.pods import template_of
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 
@@ -66,8 +65,7 @@ def _ports(ports: tuple[int, ...]) -> list[dict[str, Any]]:
 
 
 def _is_on_nodes_network(job: Manifest) -> bool:
-    template = (job["spec"].get("trainers") or {}).get("template") or {}
-    return bool(split_template(template, TRAINER.name)[1].get("hostNetwork"))
+    return bool(template_of(job, "trainer")[1].get("hostNetwork"))
 
 
 def disruption_budget(job: Manifest, config: JobConfig, attempt: int, trainers: int) -> Manifest:

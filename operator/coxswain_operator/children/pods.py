@@ -90,7 +90,7 @@ class PodPlan:
         queue_labels, queue_annotations = scheduling.queue(
             self.job, self.config, self.start, self.pod_sets.get(role, role)
         )
-        head, theirs = owner_of(self.job), self._template(role)[0]
+        head, theirs = owner_of(self.job), template_of(self.job, role)[0]
         gang_labels, gang_annotations, _ = self._gang(role)
         head["labels"] = {**(theirs.get("labels") or {}), **head["labels"], **labels, **queue_labels, **gang_labels}
         annotations = {**ANNOTATIONS, **(theirs.get("annotations") or {}), **queue_annotations, **gang_annotations}
@@ -109,19 +109,13 @@ class PodPlan:
         found: list[FieldError] = []
         scheduling = self.job["spec"].get("scheduling") or {}
         for role in SERVICES:
-            if self._given(role) or scheduling.get("priorityClassName"):
+            if given_template(self.job, role) or scheduling.get("priorityClassName"):
                 pod = {"metadata": self._heads[role], "spec": self._specs[role]}
                 path = f"spec.{_FIELDS[role]}.template"
-                found += template_policy.forbidden(path, self._given(role), pod, self.settings.templates, enforced)
+                found += template_policy.forbidden(
+                    path, given_template(self.job, role), pod, self.settings.templates, enforced
+                )
         return template_policy.distinct(found)
-
-    def _given(self, role: str) -> Manifest:
-        """The user's template as it is."""
-        return (self.job["spec"].get(_FIELDS[role]) or {}).get("template") or {}
-
-    def _template(self, role: str) -> tuple[Manifest, Manifest]:
-        """Metadata and pod spec that the user lays over the role's pods."""
-        return split_template(self._given(role), SERVICES[role].name)
 
     @cached_property
     def _specs(self) -> dict[str, Manifest]:
@@ -142,8 +136,20 @@ class PodPlan:
             **self._gang(role)[2],
         }
         others = tuple(name for name in OWN[_FIELDS[role]] if name not in (role, CONSTRUCTOR.name))
-        laid = scheduling.avoiding(_on_network(hardened(overlaid(spec, self._template(role)[1], others))), self.avoid)
+        laid = scheduling.avoiding(
+            _on_network(hardened(overlaid(spec, template_of(self.job, role)[1], others))), self.avoid
+        )
         return {**{k: v for k, v in laid.items() if k not in FIXED}, **{k: spec[k] for k in FIXED if k in spec}}
+
+
+def given_template(job: Manifest, role: str) -> Manifest:
+    """The user's template of a role as it is."""
+    return (job["spec"].get(_FIELDS[role]) or {}).get("template") or {}
+
+
+def template_of(job: Manifest, role: str) -> tuple[Manifest, Manifest]:
+    """Metadata and pod spec that the user lays over the role's pods."""
+    return split_template(given_template(job, role), SERVICES[role].name)
 
 
 def _on_network(spec: Manifest) -> Manifest:

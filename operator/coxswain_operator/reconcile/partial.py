@@ -26,8 +26,8 @@ from coxswain_operator.views import AdmissionView, Event
 
 LOOK_SECONDS = 3.0  # between two looks at the Workloads of a job: no watch says that one is admitted
 LONGEST_LOOK_SECONDS = 30.0  # of a job that waits for long
-DEACTIVATED = "Workload {} is deactivated: set its spec.active to true, or suspend and resume the job"
 LOOK_SHARE = 0.05  # of the time that it has waited, within these
+DEACTIVATED = "Workload {} is deactivated: set its spec.active to true, or suspend and resume the job"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from coxswain.errors import Refused
 from coxswain.plan.planners import SLOW
 from coxswain.plan.strategy.costs import KindCost, kind_cost
 from coxswain.plan.strategy.judge import step_seconds, trial_of
-from coxswain.plan.strategy.kinds import by_tensor, capacity_of, fits, fullest, kinds_of, memory_refusals, most
+from coxswain.plan.strategy.kinds import by_tensor, capacity_of, fits, fullest, held, kinds_of, memory_refusals, most
 from coxswain.plan.strategy.pool import NEVER, Histogram, Tables, histogram, propose, tables
 from coxswain.plan.strategy.values import Alternative, Counts, Kind, Machine, Refusal, Strategy, layout_of, name_of
 
@@ -109,17 +109,15 @@ def _once(refused: list[Refusal], proposals: list[Proposal]) -> tuple[Refusal, .
 
 def _in_no_mode(machine: Machine, kinds: list[Kind]) -> list[Refusal]:
     """The kinds that memory holds in no mode, with what the thriftiest one needs."""
-    tight = [memory_refusals(machine, kinds, mode) for mode in machine.recompute]
-    return [tight[-1][kind] for kind in kinds if all(kind in refusals for refusals in tight)]
+    kept = held(machine, kinds, machine.recompute)
+    return [*memory_refusals(machine, [kind for kind in kinds if kind not in kept], machine.recompute[-1]).values()]
 
 
 def _proposals(
     machine: Machine, kinds: list[Kind], steps: Sequence[Ints], recompute: Recompute, refused: list[Refusal]
 ) -> Iterator[Proposal]:
     """Equal replicas of each kind that fits, and the pools of the dynamic program, in one mode of recompute."""
-    tight = memory_refusals(machine, kinds, recompute)
-    usable = [kind for kind in kinds if kind not in tight]
-    if not usable:
+    if not (usable := held(machine, kinds, [recompute])):
         return
     lengths = histogram(steps)
     costs = [kind_cost(machine, kind, recompute) for kind in usable]

@@ -29,14 +29,14 @@ def kinds_of(machine: Machine) -> tuple[list[Kind], list[Refusal]]:
     Where memory holds none of them in any mode, those of other numbers of stages that it holds are added.
     """
     kinds, refused = _of_stages(machine, PIPELINES)
-    if not _held(machine, kinds):
-        kinds += _held(machine, _of_stages(machine, OTHER_PIPELINES)[0])
+    if not held(machine, kinds, machine.recompute):
+        kinds += held(machine, _of_stages(machine, OTHER_PIPELINES)[0], machine.recompute)
     return kinds, refused
 
 
-def _held(machine: Machine, kinds: list[Kind]) -> list[Kind]:
-    """The kinds that memory holds in one of the machine's modes."""
-    tight = [memory_refusals(machine, kinds, mode) for mode in machine.recompute]
+def held(machine: Machine, kinds: list[Kind], modes: Iterable[Recompute]) -> list[Kind]:
+    """The kinds that memory holds in one of these modes."""
+    tight = [memory_refusals(machine, kinds, mode) for mode in modes]
     return [kind for kind in kinds if not all(kind in refusals for refusals in tight)]
 
 

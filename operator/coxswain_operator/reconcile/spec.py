@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from itertools import takewhile
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,17 +18,21 @@ class _Read(msgspec.Struct, frozen=True, rename="camel"):
     """Fields as the API spells them; the decoder skips all others."""
 
 
-class ExitCodes(_Read, frozen=True, kw_only=True):
+class _Whole(_Read, frozen=True, forbid_unknown_fields=True):
+    """Without a field that a newer release knows it would mean something else."""
+
+
+class ExitCodes(_Whole, frozen=True, kw_only=True):
     operator: Literal["In", "NotIn"]
     values: tuple[int, ...]
 
 
-class ConditionIs(_Read, frozen=True, kw_only=True):
+class ConditionIs(_Whole, frozen=True, kw_only=True):
     type: str
     status: str = "True"
 
 
-class Rule(_Read, frozen=True, kw_only=True):
+class Rule(_Whole, frozen=True, kw_only=True):
     """Matches a loss when everything that it names holds; of a list, one entry is enough."""
 
     name: str
@@ -67,4 +72,17 @@ class JobSpec(_Read, frozen=True, kw_only=True):
 
 
 def read_spec(job: Manifest) -> JobSpec:
-    return msgspec.convert(job.get("spec") or {}, JobSpec)
+    """Of failure rules only those before the first that a newer release knows and this one does not: the first match decides,
+    and `Validated` names that rule."""
+    spec = job.get("spec") or {}
+    policy = spec.get("failurePolicy") or {}
+    rules = [*takewhile(_is_known, policy.get("rules") or ())]
+    return msgspec.convert({**spec, "failurePolicy": {**policy, "rules": rules}}, JobSpec)
+
+
+def _is_known(rule: Any) -> bool:
+    try:
+        msgspec.convert(rule, Rule)
+    except msgspec.ValidationError:
+        return False
+    return True

@@ -10,10 +10,11 @@ _KUEUE = "set rbac.kueue=true in the operator's chart: the job is in a queue of 
 _CLASSES = (
     "set rbac.kueue=true in the operator's chart; with watchNamespaces grant it `get` of priority classes besides"
 )
+QUOTA = "QuotaExceeded"
 _LIMITS = "change the resources in the job's templates, or the namespace's LimitRange"
 # What the server's text contains, the reason that users see, and the way out. The first that matches decides.
 _KNOWN = (
-    ("exceeded quota", "QuotaExceeded", "free some of the quota, or raise it"),
+    ("exceeded quota", QUOTA, "free some of the quota, or raise it"),
     (" per Container is ", "LimitRangeExceeded", _LIMITS),
     (" per Pod is ", "LimitRangeExceeded", _LIMITS),
     ("unknown for quota", "QuotaUnknown", "Kubernetes fills in a quota's status soon after the quota is made"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coxswain_operator.children.job_token import TokenKeys, secret_name
+from coxswain_operator.cluster import Denied
 from coxswain_operator.controller import Controller
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.views import Manifest
@@ -235,3 +236,41 @@ async def test_a_secret_that_was_deleted_is_made_again_once_a_pod_could_not_moun
     world.before_call = lambda verb, what: pytest.fail(f"{verb} {what}") if what == named(world, OLD) else None
     await passes(world, keys(OLD))
     assert "demo-loader-0-2" in world.created
+
+
+def full(verb: str, what: str) -> None:
+    """A quota of Secrets that is used up: the API server judges it before it looks whether the name is there."""
+    if verb == "create" and "-token-" in what:
+        text = f'secrets "{what}" is forbidden: exceeded quota: few, requested: secrets=1, used: secrets=9, limited: secrets=9'
+        raise Denied("Forbidden", text)
+
+
+async def resumed(world: FakeCluster, known: TokenKeys) -> None:
+    """Suspended before the quota was used up, and resumed by an operator with these keys."""
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes(world, keys(OLD))
+    for pod in world.pods():
+        world.end(pod, 3)
+    await passes(world, keys(OLD))
+    assert (world.state, world.pods()) == ("Suspended", [])
+    world.before_call = full
+    world.edit("TrainingJob", "demo", suspend=False)
+    await passes(world, known, 12)
+
+
+async def test_a_job_is_resumed_with_the_secret_that_it_has_where_a_quota_of_secrets_is_used_up() -> None:
+    world = await started(keys(OLD))
+    await resumed(world, keys(OLD))
+    assert len(world.pods()) == 4 and mounted(world) == {named(world, OLD)} == set(secrets(world))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at its first start", "with a new key"])
+async def test_no_pod_waits_for_a_secret_that_a_quota_has_refused(again: bool) -> None:
+    world = await started(keys(OLD)) if again else with_job()
+    if again:
+        await resumed(world, keys(NEW, OLD))
+    else:
+        world.before_call = full
+        await passes(world, keys(OLD))
+    assert world.pods() == []
+    assert "QuotaExceeded: Secret demo-token-" in world.condition("Progressing")["message"]

@@ -9,6 +9,7 @@ from coxswain_operator.children.job_token import mounted_name, secret, secret_na
 from coxswain_operator.reconcile.actions import Create
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.status import JobStatus
+from coxswain_operator.refusals import QUOTA
 
 
 def settle(ctx: Context, status: JobStatus) -> JobStatus:
@@ -28,8 +29,18 @@ def creates(ctx: Context, status: JobStatus, with_pods: bool, unprepared: bool) 
     is given up that its node could not prepare: the Secret may have been deleted.
     """
     token = _known(ctx).get(status.token_secret)
-    first = with_pods and not (ctx.status.seen and ctx.observed.pods)
+    first = with_pods and not (ctx.status.seen and ctx.observed.pods) and not _is_there(ctx)
     return (Create(secret(ctx.observed.job, token)),) if token and (first or unprepared) else ()
+
+
+def _is_there(ctx: Context) -> bool:
+    """A quota has refused the Secret, which it does before the server looks whether it exists; and pods before have mounted it.
+
+    With several keys they may have mounted another one.
+    """
+    fault, name = ctx.observed.rejection, ctx.status.token_secret
+    refused = fault is not None and fault.reason == QUOTA and fault.message.startswith(f"Secret {name} ")
+    return refused and bool(ctx.status.incarnations) and len(ctx.observed.tokens) == 1
 
 
 def describe(ctx: Context) -> str:

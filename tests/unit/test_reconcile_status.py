@@ -72,6 +72,18 @@ def test_counts_of_a_start_that_takes_long_are_written_ever_more_rarely(waited: 
     assert due_at(old, changed(old, conditions=(RUNNING, changed(waits, status="True"))), NOW + 1) == AT_ONCE
 
 
+@pytest.mark.parametrize(("waited", "active", "delay"), [(30, 30, 30), (86400, 86400, 60), (86400, 0, 5)])
+def test_what_a_start_waits_for_is_said_within_a_minute_also_after_days_and_at_once_after_a_suspension(
+    waited: float, active: float, delay: float
+) -> None:
+    """PodsReady has been False since before the suspension, or for all the time in a queue."""
+    waits = Condition(type="PodsReady", status="False", reason="PodsNotReady", last_transition_time=stamp(NOW - waited))
+    old = changed(WRITTEN, conditions=(RUNNING, waits), active_since=stamp(NOW - active))
+    said = changed(old, conditions=(changed(RUNNING, message="QuotaExceeded"), waits))
+    assert due_at(old, said, NOW + 1) == NOW + delay
+    assert due_at(old, changed(old, ready="1/2", replicas=1), NOW + 1) == NOW + max(15, delay)
+
+
 @pytest.mark.parametrize(("field", "text"), [("slowdown", "3.00"), ("action", "gets less work")])
 def test_what_is_said_of_a_slow_device_is_written_every_five_seconds(field: str, text: str) -> None:
     slow = Straggler(trainer="trainer-1", device=0, slowdown="2.00", since=stamp(NOW), cause="Device")

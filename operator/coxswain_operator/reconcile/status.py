@@ -13,6 +13,7 @@ from coxswain_operator.views import Manifest
 # A write costs what four pods cost.
 PROGRESS_SECONDS = 15  # progress and numbers of pods alone are written at most this often
 MESSAGE_SECONDS = 5  # and so are messages of a job that makes no progress
+START_SECONDS = 60  # and both, of a start that takes so long or longer
 
 
 class _Stored(msgspec.Struct, frozen=True, rename="camel"):
@@ -234,8 +235,9 @@ def due_at(old: JobStatus, new: JobStatus, now: float) -> float:
         return 0.0
     if trains:
         return written + PROGRESS_SECONDS
-    # A start that takes long writes its counts ever more rarely.
-    return written + max(PROGRESS_SECONDS if counts else MESSAGE_SECONDS, written - old.since("PodsReady", "False"))
+    # A start that takes long writes both ever more rarely. Time in a queue or suspended is not of the start.
+    began = max(old.since("PodsReady", "False"), seconds(old.active_since or ""))
+    return written + max(PROGRESS_SECONDS if counts else MESSAGE_SECONDS, min(START_SECONDS, written - began))
 
 
 def _steady(status: JobStatus) -> JobStatus:

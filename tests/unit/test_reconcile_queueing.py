@@ -278,3 +278,15 @@ def test_every_group_and_workload_of_a_job_that_is_over_or_kept_by_a_finalizer_i
     if how == "deleted":
         observed.job["metadata"]["deletionTimestamp"] = stamp(NOW)
     assert reconcile(observed, NOW).of(LeaveQueue) == (MARK_D, LeaveQueue("demo-u-0"))
+
+
+async def test_a_job_that_its_queue_does_not_admit_names_the_workload_that_says_why() -> None:
+    """Kueue says there alone that it is deactivated, or that its queue is stopped or does not exist."""
+    world = Queued()
+    await passes(world)
+    for pod in world.pods():
+        world.unschedulable(pod, GATED)
+    await passes(world, 20)
+    assert world.state == "Queued"
+    command = f"`kubectl describe workload {group_of(world.pods()[0])}`"
+    assert [command in world.condition(c)["message"] for c in ("Succeeded", "Progressing", "PodsReady")] == [True] * 3

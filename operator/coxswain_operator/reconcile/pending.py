@@ -45,7 +45,9 @@ def _described(pod: PodView) -> str:
     if not reason(pod):
         return pod.initializing
     message = pod.unscheduled if pod.unscheduled_reason else pod.waiting_message
-    return f"{reason(pod)}: {message}".removesuffix(": ")
+    held = pod.unscheduled_reason == GATED and pod.group  # its Workload has the group's name
+    queue = f"`kubectl describe workload {pod.group}` shows what its queue waits for" if held else ""
+    return "; ".join(filter(None, (f"{reason(pod)}: {message}".removesuffix(": "), queue)))
 
 
 def _names(members: list[str]) -> str:

@@ -30,6 +30,7 @@ from coxswain_operator.reconcile.actions import (
 )
 from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
+from coxswain_operator.refusals import QUOTA
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import AdmissionView, HolderView, Manifest, PodView, QuarantineView, retry_requested
 from coxswain_operator.workqueue import RequeueDelay
@@ -152,11 +153,13 @@ class Controller:
         return tuple(holder_view(h, job) for h in found if h is not None and controller_of(h).get("uid") != uid)
 
     async def _leftovers(self, job: Manifest) -> tuple[PodView, ...]:
-        """Pods of earlier jobs of the same name that hold a name, or that a queue keeps: no pass over their own job ends them."""
-        meta, taken = job["metadata"], self._executor.refusals(job).taken
+        """Pods of earlier jobs of the same name that hold a name or fill a quota, or that a queue keeps: no pass over their own
+        job ends them."""
+        meta, refusals = job["metadata"], self._executor.refusals(job)
         found = await self._cluster.orphans(meta["namespace"], meta["name"], meta["uid"])
-        hold_names = any(kind == "Pod" for kind, _ in taken)
-        return await self._with_nodes([pod for pod in found if hold_names or pod.group])
+        hold_names = any(kind == "Pod" for kind, _ in refusals.taken)
+        fill = refusals.rejection is not None and refusals.rejection.reason == QUOTA
+        return await self._with_nodes([pod for pod in found if hold_names or fill or pod.group])
 
     async def _pods(self, job: Manifest) -> tuple[PodView, ...]:
         """Adds conditions of nodes only where they matter: it needs a cluster-wide right."""

@@ -63,6 +63,7 @@ def test_an_operator_that_may_not_make_or_end_a_group_of_kueues_names_the_charts
     assert fault.message.endswith(f"set rbac.kueue=true in the operator's chart{out}")
 
 
+PODS = ("demo-coordinator", "demo-loader", "demo-trainer")
 SHOWN = 20  # passes, a second each, after which a running job's status has a new message
 
 
@@ -310,14 +311,25 @@ async def test_an_object_with_the_jobs_label_and_another_owner_is_none_of_its_ch
     assert ("ConfigMap", "notes") in world.objects
 
 
-async def made_again(node: str) -> tuple[FakeCluster, Controller]:
-    """A job was deleted and made again while the node of one of its pods was `node`: True, False or Unknown."""
+async def made_again(node: str, name: str = "demo-trainer-1-0", quota: int = 9) -> tuple[FakeCluster, Controller]:
+    """A job was deleted and made again while the node of one of its pods was `node`: True, False or Unknown.
+
+    `quota`: of pods in the namespace.
+    """
     world = await running()
     old = world.pod("trainer-1")
     for key in [k for k in world.objects if k[0] not in ("DataSource", "DataMix") and world.objects[k] is not old]:
         del world.objects[key]
     world.set_node("node-of-trainer-1", node)
-    old["metadata"]["deletionTimestamp"] = stamp(world.now)
+    world.vanish(old)
+    old["metadata"] |= {"name": name, "deletionTimestamp": stamp(world.now)}
+    world.objects["Pod", name] = old
+
+    def refuse(verb: str, what: str) -> None:
+        if verb == "create" and what.startswith(PODS) and len(world.pods()) >= quota:
+            raise Denied("Forbidden", DENIALS["QuotaExceeded"])
+
+    world.before_call = refuse
     world.created.clear()
     world.report_now = None
     world.tick()
@@ -331,6 +343,15 @@ async def test_a_pod_of_an_earlier_job_on_a_dead_node_is_deleted_by_force() -> N
     world.tick(MARGIN_SECONDS)
     await passes(world, 4, operator)
     assert "demo-trainer-1-0" in world.created
+
+
+async def test_a_pod_of_an_earlier_job_on_a_dead_node_that_fills_a_quota_is_deleted_by_force() -> None:
+    """It holds no name that the new job wants: it was its member's fourth pod."""
+    world, operator = await made_again("False", "demo-trainer-1-3", quota=4)
+    assert "QuotaExceeded" in message(world) and "demo-trainer-1-3" in [p["metadata"]["name"] for p in world.pods()]
+    world.tick(MARGIN_SECONDS)
+    await passes(world, 4, operator)
+    assert len(world.created) == len(world.pods()) == 4
 
 
 async def test_the_pods_of_a_younger_job_are_not_taken_for_leftovers() -> None:

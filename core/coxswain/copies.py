@@ -36,7 +36,11 @@ def _shared(runs: Counter[int], shift: int) -> int:
 
 
 def node_numbers(seats: Sequence[Seat], nodes: Sequence[str]) -> list[int]:
-    """By rank a number of its node. `nodes`: of each trainer; a trainer beyond them has a node of its own."""
-    number = {name: i for i, name in enumerate(nodes)}
-    trainers = (seat.device.trainer for seat in seats)
-    return [number[nodes[t]] if t < len(nodes) else len(nodes) + t for t in trainers]
+    """By rank a number of its node. `nodes`: of each trainer; one that is not known has a node of its own.
+
+    Trainers without a seat count for nothing: a coordinator that adopts the world does not name those that are gone, and ranks
+    may ask either of the two.
+    """
+    trainers = [seat.device.trainer for seat in seats]
+    number = {nodes[t]: t for t in sorted(set(trainers)) if t < len(nodes)}
+    return [number[nodes[t]] if t < len(nodes) and nodes[t] else t for t in trainers]

@@ -19,7 +19,7 @@ from coxswain_data.builder import Builder
 from coxswain_data.fetched import Fetched
 from coxswain_data.fetcher import Fetcher
 from coxswain_data.step_cache import StepCache
-from coxswain_link.environment import Environment, end_as, leave, run_service
+from coxswain_link.environment import Environment, end_as, leave, run_service, until_sigterm
 from coxswain_link.handover import HandoverServer
 from coxswain_link.http_client import Client, JobEnded
 from coxswain_link.metrics import MetricsRegistry, build
@@ -79,7 +79,8 @@ def main(env: Environment) -> int:
         try:
             constructor.follow()
         except JobEnded as end:
-            threading.Event().wait(_EXIT_DELAY)  # SIGTERM ends it
+            with until_sigterm():
+                threading.Event().wait(_EXIT_DELAY)
             return end_as(end.finished, env)
         finally:
             step_cache.close()

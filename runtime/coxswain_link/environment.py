@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -131,6 +132,11 @@ class _Terminated(BaseException):
 def _terminate(_: int, __: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # clean up once
     raise _Terminated
+
+
+def until_sigterm() -> AbstractContextManager[None]:
+    """SIGTERM in the main thread ends what is within, and what follows still runs: the service has done its work."""
+    return suppress(_Terminated)
 
 
 def run_service(main: Callable[[Environment], int]) -> int:

@@ -141,9 +141,7 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
     if isinstance(error, InvalidPathError):
         narrow = "uri to a folder without it: it is listed whatever include says"
         return Unreadable(where, f"holds a key that cannot be read ({_named_path(text)})", narrow=narrow)
-    if isinstance(error, (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError)) or (
-        credentials and _has_code(text, _ABSENT)
-    ):
+    if _is_absent(error) or (credentials and _has_code(text, _ABSENT)):
         if credentials and not _codes(text):
             return StoreUnavailable(f"{where}: {_FOREIGN}")
         return NotFound(f"{where} does not exist")
@@ -167,6 +165,12 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
     if isinstance(error, OSError):
         return StoreUnavailable(f"{where}: {of_system(error)}")
     return StoreUnavailable(f"{where}: {_summary(text)}")
+
+
+def _is_absent(error: Exception) -> bool:
+    """Whether no object has the name, or can have it: a file system has names of 255 bytes at most."""
+    absent = isinstance(error, (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError))
+    return absent or (isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG)
 
 
 def of_system(error: OSError) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -352,6 +353,19 @@ def test_what_is_wrong_with_the_users_class_is_said_on_one_line(
     assert f"model.custom.class {path!r}: " in str(caught.value)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("context", "longest", "fits"), [(64, 64, True), (64, 65, False), (1, 2, False), (64, 4096, False)]
+)
+def test_a_table_of_positions_shorter_than_the_longest_sequence_is_refused_with_both_numbers(
+    context: int, longest: int, fits: bool
+) -> None:
+    model = replace(GPT2, custom=CustomModel(path="gpt2:GPT2", arguments={"context": context}))
+    says = f"embeds {context} positions, and batch.maxSequenceTokens is {longest}; give it more"
+    with nullcontext() if fits else pytest.raises(Refused, match=says):
+        decoder_of(model, training.VOCABULARY, longest=longest)
+    assert decoder_of(model, training.VOCABULARY).weights()  # of a run that goes on
 
 
 class OneOfTwo:

@@ -1,6 +1,7 @@
 """`cox run --json` on a real run: a script reads every step and the end, and nothing else than JSON."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -23,3 +24,10 @@ def test_a_script_reads_each_step_and_event_of_a_run_and_its_end(calm):
     )
     assert (facts["state"], facts["steps"], facts["loss"]["last"]) == ("Completed", STEPS, end["loss"])
     assert facts["stream_digest"] == calm.digests()[-1][0]
+
+
+def test_behind_a_complete_run_each_of_its_processes_has_ended_with_code_0(calm):
+    status = [sys.executable, "-m", "coxswain_cli", "status", str(calm.workdir)]
+    shown = subprocess.check_output(status, text=True)
+    ended = re.findall(r"Succeeded \(exit codes: (.*)\)", shown)
+    assert sorted(ended) == ["constructor 0, trainer 0", "constructor 0, trainer 0", "coordinator 0", "loader 0"]

@@ -32,3 +32,13 @@ def test_the_example_of_ones_own_model_trains_with_rings_and_resumes_from_its_ch
     assert len(run.losses()) == 6
     assert run.losses()[-1] < before[0]
     assert any(task["kind"] == "ring" for line in run.lines("timings.jsonl") for task in line["planned"])
+
+
+@pytest.mark.slow  # as above
+def test_a_run_whose_model_has_learned_too_few_positions_fails_before_its_first_step(tmp_path):
+    write_corpus(tmp_path / "runs" / "corpus")
+    job = (EXAMPLES / "gpt2.yaml").read_bytes().replace(b"{context: 2048}", b"{context: 1024}")
+    run = Run(tmp_path / "examples", [], {"PYTHONPATH": str(EXAMPLES)}, job)
+    assert run.run() == 1, run.output + run.logs()
+    assert "embeds 1024 positions, and batch.maxSequenceTokens is 2048; give it more" in run.output
+    assert not run.lines("steps.jsonl")

@@ -258,6 +258,28 @@ async def test_a_lost_trainer_that_is_starting_again_is_waited_for_and_no_other_
         assert lead.state.session.move.why == "trainer-1 joined"
 
 
+async def test_a_trainer_whose_imports_hang_does_not_keep_the_others_from_another_layout(tmp_path):
+    async with training(job_of(tmp_path, 3, action="Migrate")) as lead:
+        await loses_one(lead)
+        back = replace(agents(3)[1], instance="two", pod="new", starting=True)
+        lead.state.register(back)
+        await run_steps(lead, 8)
+        await asyncio.sleep(119)
+        await run_steps(lead, 4)
+        assert lead.state.session.move is None
+        lead.state.register(back)
+        await asyncio.sleep(2)
+        while not lead.state.session.move:
+            await run_steps(lead, 1)
+        assert lead.state.session.move.why.startswith("because of the loss of trainer-1")
+        lead.state.session.directive(lead.state.session.move.step)
+        lead.state.notifier.notify()
+        await lead.until(lambda: lead.state.session.lost)
+        register(lead, *holding(lead, lead.state.session.move.step, 0, 2), back)
+        await begun(lead, 3)
+        assert lead.state.session.record.layout == LEFT
+
+
 @pytest.mark.parametrize("action", ["None", "Warn", "Rebalance"])
 async def test_no_layout_is_planned_after_a_loss_where_none_is_allowed(tmp_path, action):
     planned = list[Any]()

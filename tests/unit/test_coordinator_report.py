@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from coxswain.exits import Exit
 from coxswain.termination import TERMINATION_BYTES
-from coxswain.wire import Fault, Finished, JobEvent, JobReport, SourceReport
+from coxswain.wire import Fault, Finished, JobEvent, JobReport, ShardsSaved, SourceReport
 from coxswain_coordinator.api.report import job_report, termination_message
 from coxswain_coordinator.api.status_page import page
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.coordinator_samples import committed, replace_cursors
+from tests.unit.coordinator_samples import committed, replace_cursors, session
 from tests.unit.golden_samples import least
 from tests.unit.test_coordinator_checkpoints import manifest
 from tests.unit.test_coordinator_figures import Run
@@ -54,6 +54,31 @@ def test_a_world_that_ends_waits_for_its_workers_to_save(run):
     run.step(0)
     run.session.adopt_end(3, completed=False)
     assert run.report().waiting_for == "workers to save step 3 and leave"
+
+
+def test_a_change_that_waits_for_a_slow_save_says_so_and_why_the_world_changes(run):
+    run.step(0)
+    run.session.request_move("trainer-2 shall leave", saves=True)
+    assert run.session.directive(1).checkpoint
+    why = "for a change: trainer-2 shall leave"
+    assert run.report().waiting_for == f"step 1 to be saved by trainer-0 (node-a), trainer-1 (node-b), {why}"
+    run.state.add_saved(ShardsSaved(1, 1, 0, 2, (), 0.5, "Moved"))
+    assert run.report().waiting_for == f"step 1 to be saved by trainer-1 (node-b), {why}"
+    run.state.add_saved(ShardsSaved(1, 1, 1, 2, (), 0.5, "Moved"))
+    assert run.report().waiting_for == f"step 1 to be saved by the coordinator, {why}"
+
+
+def test_a_step_that_waits_for_the_save_before_says_so(tmp_path, run):
+    job = make_job(tmp_path)
+    run.enter(session(replace(job, checkpoint=replace(job.checkpoint, every_steps=1))))
+    run.step(0)
+    run.session.directive(1)
+    run.step(1)
+    run.session.directive(2)
+    run.state.add_saved(ShardsSaved(1, 1, 0, 2, (), 0.5))
+    assert run.report().waiting_for == "step 1 to be saved by trainer-1 (node-b)"
+    run.state.add_saved(ShardsSaved(1, 1, 1, 2, (), 0.5))
+    assert run.report().waiting_for == ""
 
 
 def test_a_fault_of_the_job_counts_before_one_of_the_store(run):

@@ -59,6 +59,17 @@ async def test_the_operator_learns_that_trainers_are_awaited_then_that_the_world
         assert lead.state.session.record.size == 3
 
 
+async def test_the_operator_learns_that_a_smaller_number_waits_for_a_save(tmp_path):
+    async with training(small(tmp_path, min_trainers=1)) as lead:
+        await lead.close(0, 1)
+        session = lead.state.session
+        assert (await resize(lead.state, 1)).message == "waiting for the world to change at a step boundary"
+        await lead.until(lambda: session.move)
+        assert session.directive(session.move.step).checkpoint
+        reply = await resize(lead.state, 1)
+        assert reply.message == "waiting for step 2 to be saved, since trainers that leave hold state"
+
+
 async def test_a_number_that_is_refused_leaves_the_job_as_it_is(tmp_path):
     async with training(small(tmp_path)) as lead, asked(lead) as (control, job):
         reply = await control.resize(job, 0)

@@ -51,6 +51,19 @@ def test_a_trainer_whose_node_is_not_known_has_one_of_its_own() -> None:
         assert len({*node_numbers(seats_on([0, 1, 2, 3]), "abcd"[:known])}) == 4
 
 
+def test_trainers_on_nodes_without_a_name_have_one_each() -> None:
+    assert len({*node_numbers(seats_on([0, 1, 2]), ["a", "", ""])}) == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_trainer_without_a_seat_changes_no_ward_whether_a_coordinator_names_its_node_or_not(seed: int) -> None:
+    """Ranks that ask for their world before and after a takeover must agree, else they wait for gradients that nothing sends."""
+    rng = random.Random(seed)
+    seats = seats_on(sorted([0, 1, *(rng.randrange(4) for _ in range(rng.randint(0, 10)))]))
+    nodes = [f"n{rng.randrange(3)}" for _ in range(8)]
+    assert wards_of(seats, nodes) == wards_of(seats, nodes[:4]) == wards_of(seats, [*nodes[:4], "n0", "n0", "n9"])
+
+
 def test_where_one_trainer_has_most_ranks_as_many_copies_as_can_be_are_elsewhere() -> None:
     wards = wards_of(seats_on([0, 0, 0, 1]))
     assert sorted(wards) == [0, 1, 2, 3]

@@ -18,7 +18,7 @@ from tests.unit.agent_fakes import JOB, environment
 PROGRAM = """
 import signal, sys, threading, time
 from coxswain.errors import Refused, Retryable
-from coxswain_link.environment import leave, run_service
+from coxswain_link.environment import leave, run_service, until_sigterm
 
 def main(env):
     {body}
@@ -72,6 +72,14 @@ def test_a_second_sigterm_does_not_cut_the_clean_up_short(tmp_path):
     service.send_signal(signal.SIGTERM)
     code, errors = end(service)
     assert (code, "clean" in errors) == (1, True)
+
+
+def test_a_service_that_waits_for_sigterm_behind_its_work_exits_as_its_work_has_ended(tmp_path):
+    lines = ["with until_sigterm():", *(f"    {line}" for line in WORK), "return 3"]
+    service = start(tmp_path, "\n    ".join(lines))
+    assert service.stdout.readline() == "up\n"
+    service.send_signal(signal.SIGTERM)
+    assert end(service)[0] == 3
 
 
 def test_the_signal_passes_through_code_that_catches_every_exception(tmp_path):

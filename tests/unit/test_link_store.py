@@ -67,6 +67,14 @@ def test_an_absent_object_is_named(store):
     store.delete("nothing")
 
 
+@pytest.mark.parametrize("key", ["x" * 256, "é" * 128, f"{'x' * 256}/y"])
+def test_an_object_whose_name_no_file_system_takes_does_not_exist_and_is_not_waited_for(store, key):
+    for look in (store.get, store.head, lambda name: store.get_range(name, 0, 1)):
+        with pytest.raises(NotFound, match="does not exist"):
+            look(key)
+    assert not store.exists(key)
+
+
 def test_an_absent_source_folder_is_named(tmp_path):
     with pytest.raises(NotFound, match="does not exist or is not a folder"):
         open_store(f"file://{tmp_path}/absent")

@@ -16,6 +16,8 @@ from coxswain_coordinator.checkpoint.validation import manifest_key_of
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
 from coxswain_coordinator.state.registry import join
+from coxswain_coordinator.state.session import Session
+from coxswain_coordinator.world.saves import last_save, save_before, without
 
 Phase = Literal["Waiting", "Indexing", "Starting", "Running", "Completed", "Suspended", "Failed"]
 
@@ -129,6 +131,8 @@ def _waiting_for_step(state: JobState) -> str:
     plan, ranks = session.open_plan(), len(session.world.seats)
     if session.ending is not None:
         return f"workers to save step {session.ending.step} and leave"
+    if why := _waiting_for_save(state, session):
+        return why
     if session.begun < session.book.open:
         return f"workers to begin step {session.book.open}" if plan else f"the planner, step {session.book.open}"
     missing = session.book.missing_ranks()
@@ -139,6 +143,17 @@ def _waiting_for_step(state: JobState) -> str:
         return ""
     late = join(dict.fromkeys(state.trainers.place(session.world.seats[r].device.trainer) for r in missing))
     return f"rank {join(str(r) for r in missing)} of {ranks} to finish step {session.book.open}: {late}"
+
+
+def _waiting_for_save(state: JobState, session: Session) -> str:
+    """Empty where no rank waits for a checkpoint: before a planned change, or before the next one, which is due."""
+    change, save = last_save(session), save_before(session, session.book.missing_ranks())
+    if (step := save if change is None else change) is None:
+        return ""
+    trainers = (session.world.seats[rank].device.trainer for rank in without(session, step))
+    late = join(dict.fromkeys(map(state.trainers.place, trainers))) or "the coordinator"
+    why = f", for a change: {session.move.why}" if change is not None and session.move else ""
+    return f"step {step} to be saved by {late}{why}"
 
 
 def _store_fault(state: JobState) -> Fault | None:

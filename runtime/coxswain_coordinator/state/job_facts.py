@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from coxswain.errors import Retryable, Stale
 from coxswain.layout import Layout
 from coxswain.names import EventReason
 from coxswain.planlog import StrategyRecord
-from coxswain.wire import CheckpointManifest, Fault, Finished, StopRequest, WorkerExit
+from coxswain.wire import CheckpointManifest, Fault, Finished, Register, StopRequest, WorkerExit
 from coxswain_coordinator.capacity import devices_of
 from coxswain_coordinator.index.progress import IndexProgress
 from coxswain_coordinator.state.changes import Changes
@@ -39,6 +40,9 @@ from coxswain_link.metrics import MetricsRegistry as Metrics
 
 log = logging.getLogger(__name__)
 
+IMPORT_SECONDS = 120.0
+"""Seconds for which others wait for a trainer that imports what workers need, where they can do without it: it may hang."""
+
 
 class JobFacts:
     """What is there from the coordinator's begin to its end. One event loop, so no locks; each change notifies."""
@@ -59,6 +63,9 @@ class JobFacts:
         self._standby = StandbyProbing(self.stragglers, self.ladder, self.record_event)
         self.guarded = Guard()  # calls of these three
         self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model
+        self._importing: dict[
+            str, tuple[str, float]
+        ] = {}  # by trainer, its instance, and since when by the loop's clock
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
         self.data_ended = False  # there, by the plan log
@@ -107,7 +114,26 @@ class JobFacts:
     def _joins(self) -> bool:
         """Whether a trainer has registered that is not in the world: the next one has it."""
         here = self._here()
-        return any(index_of(member.name) not in here for member in self.registry.present("trainer", self.size))
+        others = (m for m in self.registry.present("trainer", self.size) if index_of(m.name) not in here)
+        return any(not self._hangs(member) for member in others)
+
+    def importing(self, member: Register) -> None:
+        """Records that a trainer still imports what workers need."""
+        if self._importing.get(member.name, ("", 0.0))[0] != member.instance:
+            self._importing[member.name] = member.instance, asyncio.get_running_loop().time()
+
+    def _hangs(self, member: Register) -> bool:
+        """Whether its imports take longer than others wait for."""
+        instance, since = self._importing.get(member.name, ("", 0.0))
+        if member.starting is not True or instance != member.instance:
+            return False
+        return asyncio.get_running_loop().time() - since > IMPORT_SECONDS
+
+    def able(self, count: int, least: int) -> list[Register]:
+        """The registered ones of the first `count` trainers: without those whose imports hang, where `least` are left."""
+        present = self.registry.present("trainer", count)
+        others = [member for member in present if not self._hangs(member)]
+        return others if len(others) >= least else present
 
     def _here(self) -> set[int]:
         """Indices of the trainers of the world, also of a lost one."""

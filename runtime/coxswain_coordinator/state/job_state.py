@@ -45,6 +45,8 @@ class JobState(JobSteps):
             raise Stale(f"pod {member.pod} was replaced by {successor}, which has registered")
         self.check_newest(max(member.generation, member.left or 0))
         arrival = self.registry.register(member)
+        if member.starting is True:
+            self.importing(member)
         if (
             member.role == "loader"
             and not self.index_progress.shares

@@ -45,7 +45,14 @@ from coxswain_coordinator.world.formation import (
     world_of,
 )
 from coxswain_coordinator.world.living import GRACE_SECONDS, are_alive, generations_held, source_for
-from coxswain_coordinator.world.presence import LEAVING_SECONDS, LOST_SECONDS, NEW_SECONDS, are_gathered, still_leaving
+from coxswain_coordinator.world.presence import (
+    LEAVING_SECONDS,
+    LOST_SECONDS,
+    NEW_SECONDS,
+    are_gathered,
+    least_trainers,
+    still_leaving,
+)
 from coxswain_coordinator.world.survivors import after_loss, has_lost
 
 log = logging.getLogger(__name__)
@@ -83,7 +90,7 @@ class WorldManager:
         size = run.changes.forming
         if run.session is None and newest and newest.size and self._running(newest):
             size = newest.size  # the world that still runs may be larger than the job began
-        present = run.registry.present("trainer", size)
+        present = run.able(size, least_trainers(run.job, size)) if newest else run.registry.present("trainer", size)
         patience = NEW_SECONDS if newest else float("inf")
         if run.session:
             patience = LEAVING_SECONDS if self.leaving else LOST_SECONDS
@@ -243,7 +250,7 @@ class WorldManager:
         """Why the next world could not hold what it takes from memory, empty: it can; and whether the current one saves its
         state first, since memory will not have all of it."""
         run = self._state
-        agents = run.registry.present("trainer", run.size)
+        agents = run.able(run.size, least_trainers(run.job, run.size))
         after = self._requested(agents) if self._is_auto else self._layout(run.job, agents)
         if after is None:
             judged = device_memory(run.job.parallelism.hardware)

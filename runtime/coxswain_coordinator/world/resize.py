@@ -9,6 +9,7 @@ from coxswain_coordinator.capacity import capacity_fault, change_fault, devices_
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.registry import join
 from coxswain_coordinator.world.presence import least_trainers
+from coxswain_coordinator.world.saves import last_save
 
 
 async def resize(state: JobState, trainers: int) -> SizeReply:
@@ -28,6 +29,8 @@ def _awaited(state: JobState, trainers: int) -> str:
         return f"{join(missing)} to register"
     if starting := [m.name for m in state.registry.present("trainer", trainers) if m.starting is True]:
         return f"{join(starting)} to import what workers need"
+    if state.session and (step := last_save(state.session)) is not None:
+        return f"step {step} to be saved, since trainers that leave hold state"
     return "the world to change at a step boundary"
 
 

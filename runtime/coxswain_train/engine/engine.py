@@ -87,11 +87,11 @@ class Engine:
         self, model: ModelConfig, vocabulary: int, optimizer: OptimizerConfig, total_steps: int, layout: Layout,
         seat: Seat, world: ProcessGroups, device: torch.device, dtype: torch.dtype, live: LiveState | None = None,
         memory: MemoryPolicy | None = None, generation: int = 0, wards: Sequence[int] = (),
-        ids: int = 0,
+        ids: int = 0, longest: int = 0,
     ) -> None:  # fmt: skip
         """`live`: what this process holds; kept until the state is filled or taken over. `wards`: by rank (`copies.wards_of`).
 
-        `ids`: of the tokenizer; 0: unknown.
+        `ids`, `longest`: as of `decoder_of`.
         """
         self._specs = specs = specs_of(model, vocabulary)
         _check_degrees(specs, layout)
@@ -107,7 +107,7 @@ class Engine:
         self.counts = part.last and not seat.tensor  # whether the replica's losses and labels count here
         self._everyone, self._device, self._dtype = world.exchange(tuple(range(world.ranks))), device, dtype
         self._ids = ids
-        self.model = placed(decoder_of(model, vocabulary, part, ids), device, dtype)
+        self.model = placed(decoder_of(model, vocabulary, part, ids, longest), device, dtype)
         self.shapes = {spec.name: spec.shape for spec in specs}
         self._matrices = muon_matrices(specs, optimizer)
         self._layout, self._generation = layout, generation

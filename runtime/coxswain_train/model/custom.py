@@ -15,7 +15,16 @@ from coxswain.config import CustomModel, ModelConfig
 from coxswain.errors import Refused
 from coxswain.holdings import ParameterSpec
 from coxswain.models import parameter_specs
-from coxswain_train.model.custom_faults import NEEDED, differences, left_out, listed, spec_faults, unfit, without_values
+from coxswain_train.model.custom_faults import (
+    NEEDED,
+    differences,
+    left_out,
+    listed,
+    missing_positions,
+    spec_faults,
+    unfit,
+    without_values,
+)
 from coxswain_train.model.llama import Decoder, Llama, Rotary
 from coxswain_train.model.tensor_parallel import ModelPart
 
@@ -35,10 +44,13 @@ class CustomDecoder(nn.Module):
         """All rows of the vocabulary count in the loss."""
 
 
-def decoder_of(model: ModelConfig, vocabulary: int, part: ModelPart | None = None, ids: int = 0) -> Decoder:
+def decoder_of(
+    model: ModelConfig, vocabulary: int, part: ModelPart | None = None, ids: int = 0, longest: int = 0
+) -> Decoder:
     """A rank's part of the model, its weights without values; a class of the user's own is always whole.
 
-    `ids`: of the tokenizer; 0: unknown.
+    `ids`: of the tokenizer; 0: unknown. `longest`: tokens of the longest sequence that a class of the user's own must embed; 0:
+    that of a run that goes on, whose sequences may all be shorter.
 
     Raises Refused "BadModel" where the user's class cannot be had or used, or where it would have to be split.
     """
@@ -48,6 +60,10 @@ def decoder_of(model: ModelConfig, vocabulary: int, part: ModelPart | None = Non
         raise _bad(model.custom, "is whole on each device; set parallelism.tensor and .pipeline to 1")
     made: Decoder = _called(model.custom, "cannot be made", lambda kind: _made(kind, model, vocabulary))
     _called(model.custom, "cannot be used", lambda _: _check(made, model, vocabulary))
+    if found := missing_positions(made, longest):
+        raise _bad(
+            model.custom, f"{found}; give it more, such as by model.custom.args, or lower batch.maxSequenceTokens"
+        )
     return made
 
 

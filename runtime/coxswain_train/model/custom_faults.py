@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, get_args
 
+import torch
 from torch import nn
 
 from coxswain.holdings import ParameterSpec, Place
@@ -79,6 +82,24 @@ def left_out(made: Any, weights: Mapping[str, nn.Parameter]) -> Iterator[str]:
     named = {id(weight) for weight in weights.values()}
     if isinstance(made, nn.Module):
         yield from (name for name, p in made.named_parameters() if p.requires_grad and id(p) not in named)
+
+
+def missing_positions(made: Any, longest: int) -> str:
+    """How many positions a model has learned, where a sequence may have more tokens. Asked on the CPU: there torch raises."""
+    if not longest or _embeds(made, longest - 1) or not _embeds(made, 0):
+        return ""
+    count = bisect_left(range(longest), True, key=lambda position: not _embeds(made, position))
+    return f"embeds {count} positions, and batch.maxSequenceTokens is {longest}"
+
+
+def _embeds(made: Any, position: int) -> bool:
+    """Whether no index is out of range. Another error is named when a step meets it."""
+    with torch.no_grad(), torch.random.fork_rng(devices=()), suppress(Exception):
+        try:
+            made.embed(torch.zeros(1, dtype=torch.long), torch.tensor([position]))
+        except IndexError:
+            return False
+    return True
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -184,9 +184,11 @@ class Worker:
         hardware = functools.partial(hardware_of, job, self._env.secrets_dir)
         wards = wards_of(self._world.seats, self._world.nodes or ()) if job.copies else ()
         memory = memory_policy(job.model, job.parallelism, self._world.vocabulary, device, hardware)
+        begins = not (self._world.live or self._world.checkpoint)
         engine = Engine(
             job.model, self._world.vocabulary, job.optimizer, job.total_steps, self._world.layout, seat, groups, device,
             dtype, self._live, memory, self._assignment.generation, wards, self._world.ids,
+            job.batch.max_sequence_tokens if begins else 0,
         )  # fmt: skip
         engine.before_update, engine.seed = self._saver.settle, job.seed
         return engine

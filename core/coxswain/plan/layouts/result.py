@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -86,7 +86,7 @@ def _faults(current: CurrentLayout, costs: Costs) -> list[str]:
     stages = [s for r in current.replicas for s in r.stages]
     found = [f"node {s.node!r} is not in the cluster file" for s in stages if s.node not in sizes]
     used = [(s.node, d) for s in stages for d in s.devices]
-    found += [f"device {d} of {n!r} has two stages" for n, d in used if used.count((n, d)) > 1][:1]
+    found += [f"device {d} of {n!r} has two stages" for (n, d), times in Counter(used).items() if times > 1][:1]
     found += [f"device {d} is not on node {n!r}" for n, d in used if not 0 <= d < sizes.get(n, d + 1)]
     found += [
         f"a tensor group of {len(s.devices)} cannot share the model; allowed: {', '.join(map(str, costs.degrees))}"

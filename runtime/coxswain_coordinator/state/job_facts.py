@@ -63,9 +63,8 @@ class JobFacts:
         self._standby = StandbyProbing(self.stragglers, self.ladder, self.record_event)
         self.guarded = Guard()  # calls of these three
         self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model
-        self._importing: dict[
-            str, tuple[str, float]
-        ] = {}  # by trainer, its instance, and since when by the loop's clock
+        # By trainer its instance, and since when it imports, by the loop's clock.
+        self._importing: dict[str, tuple[str, float]] = {}
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
         self.data_ended = False  # there, by the plan log

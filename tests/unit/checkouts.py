@@ -13,7 +13,7 @@ from tests.children import REPOSITORY
 def small_checkout(folder: Path, tests: str) -> Path:
     """What pytest needs of this checkout, without a cache."""
     plugins = [f"tests/{path.name}" for path in (REPOSITORY / "tests").iterdir() if path.is_file()]
-    for name in (*plugins, "pyproject.toml", "e2e/__init__.py", "e2e/tools"):
+    for name in (*plugins, "conftest.py", "pyproject.toml", "e2e/__init__.py", "e2e/tools"):
         source, target = REPOSITORY / name, folder / name
         target.parent.mkdir(exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, target)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from builtins import sum as add
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -20,6 +23,12 @@ COST = CostModel(load_constants("h100-80g"))
 
 def layout_of(replicas: int) -> Layout:
     return uniform_layout([Device(r, 0) for r in range(replicas)], layers=2)
+
+
+def newer_sum(values: Iterable[float], start: float = 0) -> float:
+    """As `sum` of Python 3.12 and later adds: without the rounding of each addition."""
+    terms = [start, *values]
+    return math.fsum(terms) if any(isinstance(x, float) for x in terms) else add(terms)
 
 
 def given(replicas: int, capacity: int, **more: Any) -> dict[str, Any]:

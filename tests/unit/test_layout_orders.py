@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from itertools import combinations
 from random import Random
 
@@ -11,7 +12,9 @@ from msgspec.structs import replace
 from coxswain.plan.layouts.cluster import Node
 from coxswain.plan.layouts.costs import Costs, make_group
 from coxswain.plan.layouts.ordering import Chains
-from tests.unit.layout_cases import DEAD, LARGE, SMALL, cluster_of, costs_of
+from coxswain.plan.layouts.planner import plan_layout
+from tests.unit.layout_cases import DEAD, LARGE, SMALL, cluster_of, costs_of, eight_nodes
+from tests.unit.plan_cases import newer_sum
 
 
 def mixed_costs(seed: int) -> Costs:
@@ -69,3 +72,10 @@ def test_another_limit_of_memory_holds_at_once_also_where_costs_share_their_tabl
     other = costs.at([[1.0] * 7 + [2.57]])
     other.limit = costs.limit // 2
     assert other.most_layers(8, True, 4, 1) < most == costs.most_layers(8, True, 4, 1)
+
+
+def test_a_layout_is_the_same_with_every_version_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = {(0, 0): 2.57, (1, 3): 1.3, (5, 5): DEAD, (6, 1): 1.7}
+    before = plan_layout(eight_nodes(slow))
+    monkeypatch.setattr(builtins, "sum", newer_sum)
+    assert plan_layout(eight_nodes(slow)) == before

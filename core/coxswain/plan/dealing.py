@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
+from math import fsum
 from operator import itemgetter
 
 import numpy as np
@@ -122,7 +123,7 @@ def deal(problem: Problem, kinds: list[Kind]) -> tuple[Ints, list[float]]:
 
 def _kind(problem: Problem, members: Ints) -> Kind:
     part = _part(problem, members, np.arange(problem.lengths.size))
-    usual, through = float(np.median(part.speeds)), sum(shares_of(Layout(part.layout.replicas[:1]), problem.loss)[0])
+    usual, through = float(np.median(part.speeds)), fsum(shares_of(Layout(part.layout.replicas[:1]), problem.loss)[0])
     fewest, most = _seconds(part, LATEST), _seconds(part, 0.0)
     return Kind(float(part.speeds.sum()), through - 1, (fewest[0] * fewest[1]).tolist(), (most[0] / usual).tolist())
 

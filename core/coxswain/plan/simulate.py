@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Timeline:
     @property
     def idle_fraction(self) -> float:
         total = len(self.busy) * self.makespan
-        return max(0.0, 1 - sum(self.busy) / total) if total else 0.0
+        return max(0.0, 1 - fsum(self.busy) / total) if total else 0.0
 
 
 def simulate(problem: Problem, tasks: Iterable[Draft]) -> Timeline:
@@ -64,7 +65,7 @@ def task_seconds(problem: Problem) -> Callable[[Sequence[int], Sequence[int]], f
 
     def seconds(members: Sequence[int], sequences: Sequence[int]) -> float:
         if len(members) == 1:
-            return problem.cost.task + sum([own[i] for i in sequences])
+            return problem.cost.task + fsum([own[i] for i in sequences])
         return _ring_seconds(problem, members, sequences)
 
     return seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from math import fsum
 
 from msgspec.structs import replace
 
@@ -76,7 +77,7 @@ def _ordered(placement: Placement, problem: Problem, layout: Layout, loss: float
     if is_flat(layout):
         return replace(placement, operations=operations(layout, placement.tasks))
     found = ordered(layout, placement.tasks, loss)
-    busy = sum(task.seconds * len(task.replicas) for task in placement.tasks)
+    busy = fsum(task.seconds * len(task.replicas) for task in placement.tasks)
     return replace(
         placement,
         operations=found.operations,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import fsum
 
 from coxswain.plan.layouts.costs import Costs, Group
 from coxswain.plan.layouts.filling import fill_layers
@@ -57,7 +58,9 @@ def with_layers(costs: Costs, groups: Sequence[Group], layers: Sequence[int], re
         ]
     )
     pace = max(times)
-    return Chain(tuple(groups), tuple(layers), tuple(times), hops, sync, pace, sum(times) - pace + 2 * sum(hops) + sync)
+    return Chain(
+        tuple(groups), tuple(layers), tuple(times), hops, sync, pace, fsum(times) - pace + 2 * fsum(hops) + sync
+    )
 
 
 def chain_seconds(chain: Chain, count: int, forward: float) -> float:

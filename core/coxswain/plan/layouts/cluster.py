@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from math import fsum
 from typing import Literal
 
 import msgspec
@@ -72,7 +73,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def optimum_ratio(self) -> float:
         """No plan is faster than so many times the healthy step: device i does 1/x_i of a healthy one's work."""
-        return self.devices / sum(1 / x for node in self.slowdowns for x in node)
+        return self.devices / fsum(1 / x for node in self.slowdowns for x in node)
 
     def with_slowdowns(self, slowdowns: Sequence[Sequence[float]]) -> Cluster:
         """Infinite: dead."""

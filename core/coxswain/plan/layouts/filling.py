@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
+from math import fsum
 
 
 def fill_layers(
@@ -15,7 +16,7 @@ def fill_layers(
     """
     if sum(most) < layers or min(most) < 1 or len(each) > layers:
         return None
-    level = (layers + sum(b / a for a, b in zip(each, extra, strict=True))) / sum(1 / a for a in each)
+    level = (layers + fsum(b / a for a, b in zip(each, extra, strict=True))) / fsum(1 / a for a in each)
     found = [min(cap, max(1, int((level - b) / a))) for a, b, cap in zip(each, extra, most, strict=True)]
     missing, stages = layers - sum(found), range(len(found))
     if missing > 0:
@@ -33,7 +34,7 @@ def fill_layers(
 
 def relaxed_level(count: int, pace: Sequence[float], start: Sequence[float]) -> float:
     """When all replicas end if micro-batches could be cut at will: replica i ends m * pace[i] + start[i]."""
-    return (count + sum(s / p for p, s in zip(pace, start, strict=True))) / sum(1 / p for p in pace)
+    return (count + fsum(s / p for p, s in zip(pace, start, strict=True))) / fsum(1 / p for p in pace)
 
 
 def fill_counts(count: int, pace: Sequence[float], start: Sequence[float]) -> list[int] | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from math import fsum
 
 from coxswain.plan.layouts.chains import Chain, with_layers
 from coxswain.plan.layouts.costs import Costs, Group, make_group
@@ -85,7 +86,7 @@ def _sizes(count: int, largest: int) -> Iterator[tuple[int, ...]]:
 
 def _worth(chain: Iterable[list[int]], row: Sequence[float], tensor: int) -> tuple[float, int]:
     rates = [1 / (_alpha(len(run), tensor) * max(_rate(row[d]) for d in run)) for run in chain]
-    return round(sum(rates), 9), -len(rates)
+    return round(fsum(rates), 9), -len(rates)
 
 
 def _assignments(groups: Sequence[Group], replicas: int, tensor: int) -> Iterator[list[list[Group]]]:

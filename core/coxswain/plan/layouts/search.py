@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
+from math import fsum
 
 from coxswain.plan.layouts.costs import Costs, Group
 from coxswain.plan.layouts.groups import PENALTIES, Cutter
@@ -138,7 +139,7 @@ def _relaxed_seconds(costs: Costs, groups: Sequence[Group], replicas: int) -> fl
     largest = max(groups, key=lambda g: g.degree)
     part = max(1, round(layers * replicas * largest.degree / devices))
     sync = costs.sync_seconds(largest, part, False, False, replicas)
-    return steps * layers / sum(rates) * coarse + sync
+    return steps * layers / fsum(rates) * coarse + sync
 
 
 def _states_fit(costs: Costs, devices: int, replicas: int) -> bool:
@@ -172,7 +173,7 @@ def _spread(groups: Sequence[Group], replicas: int) -> list[list[Group]]:
 def _together(groups: Sequence[Group], replicas: int) -> list[list[Group]]:
     """Weakest first, one replica after the other up to its part of the whole strength."""
     lists: list[list[Group]] = [[] for _ in range(replicas)]
-    whole, used, i = sum(map(strength, groups)), 0.0, 0
+    whole, used, i = fsum(map(strength, groups)), 0.0, 0
     for group in sorted(groups, key=lambda g: (strength(g), g.node, g.devices)):
         lists[i].append(group)
         used += strength(group)

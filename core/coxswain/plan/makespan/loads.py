@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import fsum
 from typing import NamedTuple
 
 import numpy as np
@@ -286,4 +287,4 @@ def _window(row: list[float], degree: int) -> int:
     ends = list(map(max, windows))
     least = min(ends)
     first = [k for k, end in enumerate(ends) if end == least]
-    return first[0] if len(first) == 1 else max(first, key=lambda k: sum(windows[k]))
+    return first[0] if len(first) == 1 else max(first, key=lambda k: fsum(windows[k]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import fsum
 
 import numpy as np
 
@@ -20,9 +21,9 @@ def pipeline_bound(problem: Problem, shares: Sequence[Sequence[float]]) -> float
     """
     if not problem.lengths.size:
         return 0.0
-    before = min(sum(mine[: _slowest(mine)]) for mine in shares)
+    before = min(fsum(mine[: _slowest(mine)]) for mine in shares)
     spread = _spread(problem) + before * _shortest(problem)
-    through = min(sum(mine) for mine in shares)
+    through = min(fsum(mine) for mine in shares)
     return max(spread, _alone(problem, int(problem.lengths.max())) * through, _crowd(problem, before))
 
 
@@ -35,7 +36,7 @@ def _crowd(problem: Problem, before: float) -> float:
     """Sequences of which any two share a replica, one after another, and the shortest of them through the stages before."""
     crowd = problem.lengths[problem.lengths * 2 > problem.capacity * problem.replicas]
     each = [_alone(problem, length) for length in crowd.tolist()]
-    return sum(each) + before * min(each, default=0.0)
+    return fsum(each) + before * min(each, default=0.0)
 
 
 def _slowest(shares: Sequence[float]) -> int:

@@ -7,6 +7,7 @@ Together they have the work of p - 1 full packs, whatever stands between them.
 from __future__ import annotations
 
 from functools import cache
+from math import fsum
 
 import numpy as np
 
@@ -28,4 +29,4 @@ def ramp_wait(stages: int) -> float:
     took: list[float] = [*parts[::2].tolist(), *[1.0] * stages, *parts[::-2].tolist()]
     tasks = [Task(i, "pack", (0,), (), seconds) for i, seconds in enumerate(took)]
     end: float = ordered(pipelines_of([stages]), tasks).seconds
-    return end - sum(took)
+    return end - fsum(took)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heapreplace
+from math import fsum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,7 @@ Work = tuple[float, tuple[int, ...]]  # seconds at speed 1, sequences
 def _buckets(work: list[Work], count: int) -> list[deque[Work]]:
     """Cuts the work, longest first, into buckets of equal sums."""
     buckets = [deque[Work]() for _ in range(count)]
-    share, done = sum(seconds for seconds, _ in work) / count, 0.0
+    share, done = fsum(seconds for seconds, _ in work) / count, 0.0
     for seconds, pack in work:
         buckets[min(int(done / share), count - 1)].append((seconds, pack))
         done += seconds

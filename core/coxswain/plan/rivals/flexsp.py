@@ -16,6 +16,7 @@ from __future__ import annotations
 from functools import partial
 from heapq import heappop, heappush, heapreplace
 from itertools import pairwise
+from math import fsum
 from typing import NamedTuple
 
 import numpy as np
@@ -70,15 +71,15 @@ def plan(
 
     Numbers of micro-batches are solved in the order of their homogeneous plans; those that cannot be faster are not.
     """
-    options = sorted(_options(rules, lengths), key=lambda batches: sum(b.seconds for b in batches))
-    best, seconds = [b.start for b in options[0]], sum(b.seconds for b in options[0])
+    options = sorted(_options(rules, lengths), key=lambda batches: fsum(b.seconds for b in batches))
+    best, seconds = [b.start for b in options[0]], fsum(b.seconds for b in options[0])
     for batches in options:
-        if sum(b.bound for b in batches) >= seconds:
+        if fsum(b.bound for b in batches) >= seconds:
             continue
         loose = [b for b in batches if b.seconds > CLOSE * b.bound][:programs]
         programs -= len(loose)
         found = [_solved(rules, lengths, b, budget, columns) if b in loose else b.start for b in batches]
-        if (took := sum(longest(rules, groups, lengths) for groups in found)) < seconds:
+        if (took := fsum(longest(rules, groups, lengths) for groups in found)) < seconds:
             best, seconds = found, took
     return best
 

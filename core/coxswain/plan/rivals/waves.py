@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
+from math import fsum
 from operator import attrgetter
 
 from coxswain.errors import Refused
@@ -121,7 +122,7 @@ def one_wave(lengths: list[int], degrees: list[int], left: list[int], replicas: 
 def _buckets(left: list[int], degrees: list[int], work: dict[int, float]) -> list[list[int]]:
     """Cuts the sequences into buckets of about equal work, at least one per degree in use."""
     count = len({degrees[i] for i in left})
-    share = sum(work.values()) / count
+    share = fsum(work.values()) / count
     buckets, taken = [list[int]()], 0.0
     for place, i in enumerate(left):
         if buckets[-1] and (taken + work[i] > BUCKET * share or len(left) - place <= count - len(buckets)):

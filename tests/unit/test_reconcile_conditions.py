@@ -262,6 +262,22 @@ def test_a_node_that_prepares_nothing_for_half_a_minute_is_a_reason(
     assert pending.requeue_times((pod,)) - {NOW} == looks
 
 
+@pytest.mark.parametrize("late", [0, 900])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_pod_that_has_just_found_its_node_is_prepared_in_time_although_the_servers_clock_is_behind(
+    replaced: bool, late: float
+) -> None:
+    """By an hour. A rule on NotPrepared would replace each new pod at once, until the limit of restarts."""
+    asked, found = NOW - late - 10, NOW - 9  # by the operator's clock, which an autoscaler may take long to follow
+    pod = replace(BARE, incarnation=int(replaced), created=asked - 3600, scheduled=found - 3600)
+    number = [{"name": "trainer-1", "number": 1, "since": stamp(asked)}]
+    status = {"startTime": stamp(asked)} if not replaced else {"startTime": stamp(NOW - 7200), "incarnations": number}
+    for now, hint in ((NOW, ""), (found + 29, ""), (found + 30, "NotPrepared")):
+        scene = Scene((pod,), status=status, now=now)
+        assert scene.context().pods["trainer-1"].waiting == hint
+    assert RequeueAt(found + 30) in Scene((pod,), status=status).decide().of(RequeueAt)
+
+
 @pytest.mark.parametrize(
     ("limit", "active", "suspended", "wake"),
     [

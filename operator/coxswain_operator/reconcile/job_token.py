@@ -36,7 +36,8 @@ def creates(ctx: Context, status: JobStatus, with_pods: bool, unprepared: bool) 
 def _is_there(ctx: Context) -> bool:
     """A quota has refused the Secret, which it does before the server looks whether it exists; and pods before have mounted it.
 
-    With several keys they may have mounted another one.
+    With several keys they may have mounted another one. So they have where the only key is new, as after its loss: then a pod
+    that its node could not prepare asks for the Secret again.
     """
     fault, name = ctx.observed.rejection, ctx.status.token_secret
     refused = fault is not None and fault.reason == QUOTA and fault.message.startswith(f"Secret {name} ")

@@ -229,6 +229,7 @@ def waiting(number: int, reason: str = "ErrImagePull", **more: Any) -> PodView:
         ((waiting(1), waiting(2), waiting(3)), "trainer-1 and 2 more: ErrImagePull: of ErrImagePull"),
         ((waiting(1, unscheduled_reason="Unschedulable", unscheduled="full"),), "trainer-1: Unschedulable: full"),
         ((waiting(1, unscheduled_reason="Unschedulable"),), "trainer-1: Unschedulable"),
+        ((waiting(1, unscheduled_reason="Unschedulable", group="demo-1"),), "trainer-1: Unschedulable"),  # it was admitted
         (tuple(waiting(n, r) for n, r in enumerate("abc")), "trainer-0: a: of a; trainer-1: b: of b; trainer-2: c: of c"),
         (tuple(waiting(n, r) for n, r in enumerate("abcd")),
          "trainer-0: a: of a; trainer-1: b: of b; trainer-2: c: of c; ..."),
@@ -247,6 +248,7 @@ BARE = replace(TRAINER, phase="Pending", ready=False, created=NOW - 60, schedule
     [
         (BARE, True, set()),
         (replace(BARE, scheduled=NOW - 29), False, {NOW + 1}),
+        (replace(BARE, created=0.0), True, set()),  # unknown
         (replace(BARE, scheduled=0.0), False, set()),
         (replace(BARE, phase="Running"), False, set()),
         (replace(BARE, conditions=frozenset({("PodReadyToStartContainers", "True")})), False, set()),

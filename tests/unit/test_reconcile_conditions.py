@@ -229,6 +229,7 @@ def waiting(number: int, reason: str = "ErrImagePull", **more: Any) -> PodView:
         ((waiting(1), waiting(2), waiting(3)), "trainer-1 and 2 more: ErrImagePull: of ErrImagePull"),
         ((waiting(1, unscheduled_reason="Unschedulable", unscheduled="full"),), "trainer-1: Unschedulable: full"),
         ((waiting(1, unscheduled_reason="Unschedulable"),), "trainer-1: Unschedulable"),
+        ((waiting(1, unscheduled_reason="Unschedulable", group="demo-1"),), "trainer-1: Unschedulable"),  # it was admitted
         (tuple(waiting(n, r) for n, r in enumerate("abc")), "trainer-0: a: of a; trainer-1: b: of b; trainer-2: c: of c"),
         (tuple(waiting(n, r) for n, r in enumerate("abcd")),
          "trainer-0: a: of a; trainer-1: b: of b; trainer-2: c: of c; ..."),
@@ -247,6 +248,7 @@ BARE = replace(TRAINER, phase="Pending", ready=False, created=NOW - 60, schedule
     [
         (BARE, True, set()),
         (replace(BARE, scheduled=NOW - 29), False, {NOW + 1}),
+        (replace(BARE, created=0.0), True, set()),  # unknown
         (replace(BARE, scheduled=0.0), False, set()),
         (replace(BARE, phase="Running"), False, set()),
         (replace(BARE, conditions=frozenset({("PodReadyToStartContainers", "True")})), False, set()),
@@ -260,6 +262,22 @@ def test_a_node_that_prepares_nothing_for_half_a_minute_is_a_reason(
     assert ("is there PersistentVolumeClaim runs?" in context.pods["trainer-1"].waiting_message) is hint
     assert {RequeueAt(t) for t in looks} <= set(Scene((pod,)).decide().of(RequeueAt))
     assert pending.requeue_times((pod,)) - {NOW} == looks
+
+
+@pytest.mark.parametrize("late", [0, 900])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_pod_that_has_just_found_its_node_is_prepared_in_time_although_the_servers_clock_is_behind(
+    replaced: bool, late: float
+) -> None:
+    """By an hour. A rule on NotPrepared would replace each new pod at once, until the limit of restarts."""
+    asked, found = NOW - late - 10, NOW - 9  # by the operator's clock, which an autoscaler may take long to follow
+    pod = replace(BARE, incarnation=int(replaced), created=asked - 3600, scheduled=found - 3600)
+    number = [{"name": "trainer-1", "number": 1, "since": stamp(asked)}]
+    status = {"startTime": stamp(asked)} if not replaced else {"startTime": stamp(NOW - 7200), "incarnations": number}
+    for now, hint in ((NOW, ""), (found + 29, ""), (found + 30, "NotPrepared")):
+        scene = Scene((pod,), status=status, now=now)
+        assert scene.context().pods["trainer-1"].waiting == hint
+    assert RequeueAt(found + 30) in Scene((pod,), status=status).decide().of(RequeueAt)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coxswain.errors import Retryable
 from coxswain_operator.children.job_token import TokenKeys, secret_name
 from coxswain_operator.cluster import Denied
 from coxswain_operator.controller import Controller
@@ -238,39 +239,61 @@ async def test_a_secret_that_was_deleted_is_made_again_once_a_pod_could_not_moun
     assert "demo-loader-0-2" in world.created
 
 
-def full(verb: str, what: str) -> None:
-    """A quota of Secrets that is used up: the API server judges it before it looks whether the name is there."""
-    if verb == "create" and "-token-" in what:
-        text = f'secrets "{what}" is forbidden: exceeded quota: few, requested: secrets=1, used: secrets=9, limited: secrets=9'
-        raise Denied("Forbidden", text)
+QUOTA = "is forbidden: exceeded quota: few, requested: secrets=1, used: secrets=9, limited: secrets=9"
+POLICY = 'is forbidden: ValidatingAdmissionPolicy "teams" with binding "teams" denied request: no team label'
 
 
-async def resumed(world: FakeCluster, known: TokenKeys) -> None:
-    """Suspended before the quota was used up, and resumed by an operator with these keys."""
+async def resumed(world: FakeCluster, known: TokenKeys, refused: str) -> None:
+    """Suspended before new Secrets were refused, and resumed by an operator with these keys."""
     world.edit("TrainingJob", "demo", suspend=True)
     await passes(world, keys(OLD))
     for pod in world.pods():
         world.end(pod, 3)
     await passes(world, keys(OLD))
     assert (world.state, world.pods()) == ("Suspended", [])
-    world.before_call = full
+    refuse(world, Denied("Forbidden", f"secrets {refused}"))
     world.edit("TrainingJob", "demo", suspend=False)
     await passes(world, known, 12)
 
 
-async def test_a_job_is_resumed_with_the_secret_that_it_has_where_a_quota_of_secrets_is_used_up() -> None:
+def refuse(world: FakeCluster, error: Exception) -> None:
+    """Every new Secret, as an API server does before it looks whether the name is there."""
+
+    def judge(verb: str, what: str) -> None:
+        if verb == "create" and "-token-" in what:
+            raise error
+
+    world.before_call = judge
+
+
+@pytest.mark.parametrize("refused", [QUOTA, POLICY])
+async def test_a_job_is_resumed_with_the_secret_that_it_has_where_new_ones_are_refused(refused: str) -> None:
     world = await started(keys(OLD))
-    await resumed(world, keys(OLD))
+    await resumed(world, keys(OLD), refused)
     assert len(world.pods()) == 4 and mounted(world) == {named(world, OLD)} == set(secrets(world))
+
+
+async def test_a_job_whose_secret_the_server_fails_to_make_waits_although_it_has_one() -> None:
+    """It may answer soon, and a Secret that was deleted is made again then."""
+    world = await started(keys(OLD))
+    for pod in world.pods():
+        world.vanish(pod)
+    refuse(world, Retryable("down"))
+    controller = Controller(world, world, world.clock, keys=keys(OLD))
+    for _ in range(3):
+        world.tick(61)  # longer than any back-off
+        with pytest.raises(Retryable):
+            await controller.pass_once(NAMESPACE, "demo")
+    assert world.pods() == []
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["at its first start", "with a new key"])
 async def test_no_pod_waits_for_a_secret_that_a_quota_has_refused(again: bool) -> None:
     world = await started(keys(OLD)) if again else with_job()
     if again:
-        await resumed(world, keys(NEW, OLD))
+        await resumed(world, keys(NEW, OLD), QUOTA)
     else:
-        world.before_call = full
+        refuse(world, Denied("Forbidden", f"secrets {QUOTA}"))
         await passes(world, keys(OLD))
     assert world.pods() == []
     assert "QuotaExceeded: Secret demo-token-" in world.condition("Progressing")["message"]

@@ -59,6 +59,28 @@ async def test_a_job_with_a_rule_of_a_newer_release_that_has_not_started_waits_a
     assert world.state == "Suspended"
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "spec", "newer"),
+    [
+        ("TrainingJob", "demo", {"compression": "Auto"}, True),
+        ("TrainingJob", "demo", {"recovery": {"copies": "EveryOtherStep"}}, True),
+        ("DataSource", "code", {"format": "Arrow"}, True),
+        ("DataMix", "mix", {"shuffle": "Blocks"}, True),
+        ("TrainingJob", "demo", {"trainers": {"count": 2, "template": {"mistake": {}}}}, False),
+    ],
+)
+async def test_a_field_or_value_that_only_newer_kinds_know_keeps_no_pods_from_going_on_and_has_a_way_out(
+    kind: str, name: str, spec: dict[str, Any], newer: bool
+) -> None:
+    """To remove the field is none: a server whose kind has a default for it puts it back."""
+    world = await running()
+    world.edit(kind, name, **spec)
+    await loses_a_trainer(world, 1)
+    assert len(world.pods()) == 4
+    message = world.condition("Validated")["message"]
+    assert ("apply the kinds of its release" in message, len(message) < 1024) == (newer, True)
+
+
 def test_every_rule_that_this_release_knows_is_read() -> None:
     spec = read_spec(training_job(failurePolicy={"maxRestarts": 3, "rules": [KNOWN, CATCH_ALL]}))
     assert (spec.failure_policy.max_restarts, [r.name for r in spec.failure_policy.rules]) == (3, ["known", "all"])

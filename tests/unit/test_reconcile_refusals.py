@@ -19,6 +19,7 @@ from tests.unit.test_reconcile_lifecycle import RESTART_JOB, running
 
 DENIALS = {
     "QuotaExceeded": 'pods "p" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8',
+    "QuotaUnknown": 'pods "p" is forbidden: status unknown for quota: gpus, resources: pods',
     "LimitRangeExceeded": 'pods "p" is forbidden: minimum memory usage per Container is 1Gi, but request is 128Mi',
     "ServiceAccountMissing": 'pods "p" is forbidden: error looking up service account lab/default: not found',
     "AdmissionDenied": 'admission webhook "policy.example" denied the request: no team label',

@@ -145,6 +145,16 @@ async def test_a_job_in_its_queue_is_looked_at_each_few_seconds_and_more_rarely_
     assert (await delays(world))[-1] == pytest.approx(look, abs=1.0)
 
 
+async def test_a_job_that_was_suspended_for_long_is_looked_at_in_its_queue_as_soon_as_one_that_has_just_come() -> None:
+    world = await in_its_queue()
+    world.edit("TrainingJob", "demo", suspend=True)
+    await passes(world, 6)
+    world.tick(86400)
+    world.edit("TrainingJob", "demo", suspend=False)
+    await passes(world, 6)
+    assert (await delays(world))[-1] == pytest.approx(LOOK_SECONDS, abs=1.0)
+
+
 async def test_a_pod_of_a_lost_node_that_a_finalizer_keeps_is_named_with_the_way_out() -> None:
     world = await kept_by_a_finalizer()
     message = world.condition("Succeeded")["message"]

@@ -76,12 +76,20 @@ def test_counts_of_a_start_that_takes_long_are_written_ever_more_rarely(waited: 
 def test_what_a_start_waits_for_is_said_within_a_minute_also_after_days_and_at_once_after_a_suspension(
     waited: float, active: float, delay: float
 ) -> None:
-    """PodsReady has been False since before the suspension, or for all the time in a queue."""
+    """PodsReady has been False since before the suspension, or for all the time in a queue that has admitted the job."""
     waits = Condition(type="PodsReady", status="False", reason="PodsNotReady", last_transition_time=stamp(NOW - waited))
     old = changed(WRITTEN, conditions=(RUNNING, waits), active_since=stamp(NOW - active))
     said = changed(old, conditions=(changed(RUNNING, message="QuotaExceeded"), waits))
     assert due_at(old, said, NOW + 1) == NOW + delay
     assert due_at(old, changed(old, ready="1/2", replicas=1), NOW + 1) == NOW + max(15, delay)
+
+
+def test_the_time_of_a_suspension_delays_nothing_that_a_queue_says_of_the_resumed_job() -> None:
+    """It is not active yet."""
+    waits = Condition(type="PodsReady", status="False", reason="Suspended", last_transition_time=stamp(0))
+    resumed = Condition(type="Suspended", status="False", reason="NotSuspended", last_transition_time=stamp(NOW - 2))
+    old = changed(WRITTEN, conditions=(RUNNING, waits, resumed))
+    assert due_at(old, changed(old, conditions=(changed(RUNNING, message="waits"), waits, resumed)), NOW) == NOW + 5
 
 
 @pytest.mark.parametrize(("field", "text"), [("slowdown", "3.00"), ("action", "gets less work")])

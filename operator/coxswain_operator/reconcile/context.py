@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -18,6 +18,7 @@ from coxswain_operator.reconcile.ranges import decode
 from coxswain_operator.reconcile.spec import JobSpec, read_spec
 from coxswain_operator.reconcile.status import JobStatus, read_status
 from coxswain_operator.reconcile.template_faults import template_faults
+from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.reconcile.validate import resolve_config
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest, PodView, member_name
@@ -85,7 +86,14 @@ class Context:
         """The pod of each member's current incarnation, where there is one."""
         named = ((p.member, p) for p in self.observed.pods)
         current = ((member, p) for member, p in named if self.numbers.of(member).number == p.incarnation)
-        return {member: pending.with_mount_hint(p, self.config, self.now) for member, p in current}
+        return {member: pending.with_mount_hint(self._dated(p), self.config, self.now) for member, p in current}
+
+    def _dated(self, pod: PodView) -> PodView:
+        """Found its node by our clock. The API server's is behind by what the pod seems to be older than its number."""
+        if pod.phase != "Pending" or not (pod.scheduled and pod.created):
+            return pod
+        behind = max(seconds(self.status.start_time), seconds(self.numbers.of(pod.member).since)) - pod.created
+        return replace(pod, scheduled=pod.scheduled + behind) if behind > 0 else pod
 
     @property
     def kept_pods(self) -> tuple[PodView, ...]:

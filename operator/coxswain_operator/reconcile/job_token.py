@@ -9,7 +9,6 @@ from coxswain_operator.children.job_token import mounted_name, secret, secret_na
 from coxswain_operator.reconcile.actions import Create
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.status import JobStatus
-from coxswain_operator.refusals import QUOTA
 
 
 def settle(ctx: Context, status: JobStatus) -> JobStatus:
@@ -34,12 +33,14 @@ def creates(ctx: Context, status: JobStatus, with_pods: bool, unprepared: bool) 
 
 
 def _is_there(ctx: Context) -> bool:
-    """A quota has refused the Secret, which it does before the server looks whether it exists; and pods before have mounted it.
+    """A quota or a policy has refused the Secret, which they do before the server looks whether it exists; and pods before have
+    mounted it.
 
-    With several keys they may have mounted another one.
+    With several keys they may have mounted another one. So they have where the only key is new, as after its loss: then a pod
+    that its node could not prepare asks for the Secret again.
     """
     fault, name = ctx.observed.rejection, ctx.status.token_secret
-    refused = fault is not None and fault.reason == QUOTA and fault.message.startswith(f"Secret {name} ")
+    refused = fault is not None and fault.message.startswith(f"Secret {name} is refused")
     return refused and bool(ctx.status.incarnations) and len(ctx.observed.tokens) == 1
 
 

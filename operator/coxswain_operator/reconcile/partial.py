@@ -21,7 +21,6 @@ from coxswain_operator.reconcile.actions import Create, LeaveQueue
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.resize import Resize
 from coxswain_operator.reconcile.status import JobStatus
-from coxswain_operator.reconcile.times import seconds
 from coxswain_operator.views import AdmissionView, Event
 
 LOOK_SECONDS = 3.0  # between two looks at the Workloads of a job: no watch says that one is admitted
@@ -75,8 +74,7 @@ def requeue_times(ctx: Context, turn: Turn) -> tuple[float, ...]:
     """When to look again for its admission."""
     if not turn.waits:
         return ()
-    condition = ctx.status.condition("PodsReady")
-    waited = ctx.now - seconds(condition.last_transition_time) if condition else 0.0
+    waited = ctx.now - ctx.status.unready_since
     return (ctx.now + min(LONGEST_LOOK_SECONDS, max(LOOK_SECONDS, LOOK_SHARE * waited)),)
 
 

@@ -193,6 +193,14 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
         return seconds(condition.last_transition_time) if condition and condition.status == status else float("inf")
 
     @property
+    def unready_since(self) -> float:
+        """Since when its pods could have become ready; infinity where they are. A suspension, and a queue that has admitted the
+        job, are over since."""
+        suspended = self.condition("Suspended")
+        resumed = seconds(suspended.last_transition_time) if suspended else 0.0
+        return max(self.since("PodsReady", "False"), resumed, seconds(self.active_since or ""))
+
+    @property
     def ended(self) -> bool:
         """Completed or Failed, which is final unless a retry is requested."""
         return self.is_("Succeeded") or self.is_("Succeeded", "False")
@@ -235,9 +243,9 @@ def due_at(old: JobStatus, new: JobStatus, now: float) -> float:
         return 0.0
     if trains:
         return written + PROGRESS_SECONDS
-    # A start that takes long writes both ever more rarely. Time in a queue or suspended is not of the start.
-    began = max(old.since("PodsReady", "False"), seconds(old.active_since or ""))
-    return written + max(PROGRESS_SECONDS if counts else MESSAGE_SECONDS, min(START_SECONDS, written - began))
+    # A start that takes long writes both ever more rarely.
+    took = min(START_SECONDS, written - old.unready_since)
+    return written + max(PROGRESS_SECONDS if counts else MESSAGE_SECONDS, took)
 
 
 def _steady(status: JobStatus) -> JobStatus:

@@ -8,12 +8,16 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from coxswain.api.field_errors import FieldError
 from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
 from coxswain.wire import Fault
 from coxswain_operator.reconcile.actions import Observed
 from coxswain_operator.views import Manifest
 
+_NEWER_KINDS = (
+    "; the installed kinds are newer than the operator: upgrade it, or apply the kinds of its release (`crds/`)"
+)
 _VERSION = 2  # of marshal: later ones write equal values in different ways
 
 
@@ -66,4 +70,9 @@ def _resolved(content: bytes) -> Resolution:
     answer = resolve(job, sources, mixes, policies, uid)
     if isinstance(answer, JobConfig):
         return answer, ()
-    return None, tuple(Fault(reason=f.reason, message=f.text) for f in answer)
+    return None, tuple(Fault(reason=f.reason, message=f"{f.text}{_NEWER_KINDS * _is_newer(f)}") for f in answer)
+
+
+def _is_newer(fault: FieldError) -> bool:
+    """Whether the API server knows the field or value, as it does not look into templates in whole: else it had refused it."""
+    return fault.message.startswith(("unknown field", "unsupported value")) and ".template" not in fault.path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain.exits import Exit
@@ -14,7 +15,7 @@ from coxswain_coordinator.api.status_page import page
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.coordinator_samples import committed, replace_cursors, session
+from tests.unit.coordinator_samples import agents, committed, replace_cursors, session
 from tests.unit.golden_samples import least
 from tests.unit.test_coordinator_checkpoints import manifest
 from tests.unit.test_coordinator_figures import Run
@@ -79,6 +80,15 @@ def test_a_step_that_waits_for_the_save_before_says_so(tmp_path, run):
     assert run.report().waiting_for == "step 1 to be saved by trainer-1 (node-b)"
     run.state.add_saved(ShardsSaved(1, 1, 1, 2, (), 0.5))
     assert run.report().waiting_for == ""
+
+
+def test_a_world_whose_trainer_still_imports_what_workers_need_says_so(run):
+    assert run.report().waiting_for == "workers to begin step 0"
+    slow = replace(agents(2)[1], starting=True)
+    run.state.registry.register(slow)
+    assert run.report().waiting_for == "trainer-1 to import what workers need"
+    run.state.registry.register(replace(slow, starting=UNSET))
+    assert run.report().waiting_for == "workers to begin step 0"
 
 
 def test_a_fault_of_the_job_counts_before_one_of_the_store(run):

@@ -120,6 +120,18 @@ def test_a_bandwidth_is_that_of_a_layers_keys_and_values() -> None:
     assert sizes == {2 * 2 * 32 * 4 * 4096}  # of two key heads of 32 elements of 4 bytes
 
 
+@pytest.mark.parametrize("tokens", [1, 64, 256, 1024])
+def test_a_job_of_few_tokens_a_task_has_the_bandwidth_that_its_gradients_have(tokens: int) -> None:
+    """Messages of 0.5 KiB to 0.5 MiB would say that of a link which takes a millisecond to begin: 0.0005 to 0.4 of 0.8 GB/s."""
+
+    class Late(Virtual):
+        def exchange(self, size: int, calls: int) -> float:
+            return super().exchange(size, calls) + 1e-3
+
+    measured, _ = measure(Late(), MODEL, PARAMETERS, tokens, 60.0)
+    assert measured.gbps == pytest.approx(0.8, rel=0.3)
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 64])
 def test_tasks_of_few_tokens_have_sequences_all_the_same(tokens: int) -> None:
     """A pack without a sequence, or a sequence without a token, is none of a job's, and kernels divide by their number."""

@@ -133,6 +133,8 @@ def _waiting_for_step(state: JobState) -> str:
         return f"workers to save step {session.ending.step} and leave"
     if why := _waiting_for_save(state, session):
         return why
+    if session.begun < session.book.open and (starting := _importing(state)):
+        return f"{join(starting)} to import what workers need"
     if session.begun < session.book.open:
         return f"workers to begin step {session.book.open}" if plan else f"the planner, step {session.book.open}"
     missing = session.book.missing_ranks()
@@ -143,6 +145,12 @@ def _waiting_for_step(state: JobState) -> str:
         return ""
     late = join(dict.fromkeys(state.trainers.place(session.world.seats[r].device.trainer) for r in missing))
     return f"rank {join(str(r) for r in missing)} of {ranks} to finish step {session.book.open}: {late}"
+
+
+def _importing(state: JobState) -> list[str]:
+    """The trainers of this world that have no workers yet."""
+    present = state.registry.present("trainer", state.changes.forming)
+    return [member.name for member in present if member.starting is True and state.trainers.works(member.name)]
 
 
 def _waiting_for_save(state: JobState, session: Session) -> str:

@@ -20,6 +20,7 @@ from coxswain.cost.memory import Recompute
 _LEAST_SECONDS = 0.1  # of one timing: below it clocks, throttles and schedulers count more than the device
 _REPEATS = 3
 _SHORTEST = 64  # tokens
+_LEAST_BYTES = 2 << 20  # of a message: a smaller one says how long it takes to begin, not what gradients get
 
 
 class Machine(Protocol):
@@ -111,8 +112,8 @@ def _timed(call: Callable[[int, int], float], size: int) -> tuple[float, float]:
 
 
 def _gbps(machine: Machine, model: ModelConfig, tokens: int) -> float:
-    """By messages as large as keys and values of one layer."""
-    size = 2 * 4 * model.kv_heads * model.size_of_head * tokens
+    """By messages as large as keys and values of one layer, of few tokens larger."""
+    size = max(_LEAST_BYTES, 2 * 4 * model.kv_heads * model.size_of_head * tokens)
     return size / _timed(machine.exchange, size)[0] * 1e-9
 
 

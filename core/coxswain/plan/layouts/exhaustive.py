@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, combinations_with_replacement, pairwise, product
+from itertools import combinations, combinations_with_replacement, pairwise, permutations, product
+from math import comb
 
 from coxswain.plan.layouts.chains import Chain, chain_seconds, with_layers
 from coxswain.plan.layouts.costs import Costs, Group, make_group
 from coxswain.plan.layouts.settle import Draft
+
+_DEVICES, _TRIES = 5, 10_000  # of a small case: half a second of the processor at most
 
 Kind = tuple[int, float]  # node and slowdown
 Counts = tuple[int, ...]  # devices of each kind
@@ -24,6 +27,16 @@ def exhaustive(costs: Costs) -> Draft | None:
     """For up to six devices or so; None: the model fits on no layout."""
     found = [Enumeration(costs, replicas).best() for replicas in range(1, costs.cluster.devices + 1)]
     return min((d for d in found if d), key=lambda d: d.seconds, default=None)
+
+
+def is_small(costs: Costs) -> bool:
+    """Whether all layouts are tried within a second: by orders of devices, splits of layers and numbers of micro-batches."""
+    kinds = [(n, x) for n, row in enumerate(costs.cluster.slowdowns) for x in row if x < float("inf")]
+    if len(kinds) > _DEVICES:
+        return False
+    depths = range(1, len(kinds) + 1)
+    pipelines = sum(len(set(permutations(kinds, d))) * comb(costs.model.layers - 1, d - 1) for d in depths)
+    return len(kinds) * costs.cluster.micro_batches * pipelines <= _TRIES
 
 
 class Enumeration:

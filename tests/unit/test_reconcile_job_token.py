@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coxswain_operator.children.job_token import TokenKeys, secret_name
+from coxswain_operator.children.job_token import TokenKeys, secret, secret_name
 from coxswain_operator.controller import Controller
 from coxswain_operator.jobcontrol import HttpJobControl
 from coxswain_operator.views import Manifest
@@ -235,3 +235,10 @@ async def test_a_secret_that_was_deleted_is_made_again_once_a_pod_could_not_moun
     world.before_call = lambda verb, what: pytest.fail(f"{verb} {what}") if what == named(world, OLD) else None
     await passes(world, keys(OLD))
     assert "demo-loader-0-2" in world.created
+
+
+def test_nothing_that_is_made_of_the_token_is_in_the_secrets_metadata_but_a_part_of_its_hash_in_the_name() -> None:
+    """A hash of the data among the annotations would say whether a guessed token is the right one."""
+    first, second = (secret(with_job().job, token)["metadata"] for token in ("one", "another"))
+    assert first.pop("name") != second.pop("name")
+    assert first == second

@@ -387,21 +387,20 @@ def test_a_model_of_ones_own_is_not_split(part: ModelPart) -> None:
     assert decoder_of(GPT2, training.VOCABULARY, ModelPart(0, 2, 2)).weights()
 
 
-def draws_of(world: ThreadWorld, seed: int, step: int) -> list[float]:
+def draws_of(world: ThreadWorld, seed: int, step: int, replica: int = 0) -> list[float]:
     """What a layer draws in a step of one replica."""
     engine, found = training.engine_of(world, torch.float64, GPT2, layout=ONE), list[float]()  # type: ignore[arg-type]
     engine.initialise(training.SEED)
-    engine.seed = seed
+    engine.seed, engine.seat = seed, replace(engine.seat, replica=replica)
     next(iter(engine.model.stack)).register_forward_hook(lambda *_: found.extend(torch.rand(4).tolist()))  # type: ignore[arg-type]
     engine.compute(training.work_of(STREAM, step, PLAN, 0, 0))
     return found
 
 
 def test_layers_draw_by_the_jobs_seed_the_replica_and_the_step() -> None:
-    ((first, again, later, other),) = run_threads(
-        1, lambda world: tuple(draws_of(world, seed, step) for seed, step in ((7, 0), (7, 0), (7, 1), (8, 0)))
-    )
-    assert first == again and len({tuple(each) for each in (first, later, other)}) == 3
+    which = ((7, 0), (7, 0), (7, 1), (8, 0), (7, 0, 1))
+    ((first, again, *others),) = run_threads(1, lambda world: [draws_of(world, *of) for of in which])
+    assert first == again and len({tuple(each) for each in (first, *others)}) == 4
     seeds = set()
     for replica in range(3):
         seed_draws(7, replica, 0)

@@ -368,3 +368,28 @@ def test_a_worker_that_fails_in_mid_step_aborts_its_world_before_anything_waits_
     with pytest.raises((Retryable, Refused), match=str(error)):
         run(OneRankCoordinator(), agent_goes=True, sockets=sockets)
     assert said == ["abort", "close", *["leave"] * isinstance(error, RuntimeError), "outbox"]
+
+
+def test_what_a_world_has_left_unsent_is_given_up_as_the_next_one_begins(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then a new coordinator may need its messages; behind that its thread would send for ever."""
+    said, coordinator = list[str](), OneRankCoordinator()
+
+    class Moving:
+        def __init__(self, env: Any, assignment: Assignment, *_: Any) -> None:
+            self._number = assignment.generation
+            self.outbox = SimpleNamespace(close=lambda: said.append(f"outbox {self._number}"))
+            said.append(f"world {self._number}")
+
+        def run(self) -> int | None:
+            if self._number == 2:
+                return 0
+            coordinator.agent.send(msgspec.json.encode(Assignment(2, 0)))
+            return None
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(worker, "Worker", Moving)
+    assert run(coordinator) == 0
+    assert said == ["world 1", "outbox 1", "world 2", "outbox 2"]

@@ -383,6 +383,12 @@ async def test_a_container_beside_one_that_cannot_start_does_not_outlive_the_pod
     assert terminated(status)["signal"] == signal.SIGTERM
 
 
+async def test_a_pod_one_of_whose_sidecars_cannot_start_fails_before_any_container_runs(cluster):
+    status = await run_to_end(cluster, pod(container("pass"), sidecars=({"name": "side", "image": "x"},)))
+    assert (status["phase"], status["reason"]) == ("Failed", "NoCommand")
+    assert not (cluster.workdir / "logs" / "p" / "main.log").exists()
+
+
 async def test_a_cluster_that_closes_during_a_deletion_ends_the_pods_sidecars(tmp_path):
     side = container("import os; print(os.getpid(), flush=True); " + STUBBORN, "side")
     side["startupProbe"] = {"httpGet": {"path": "/", "port": 9}}  # never answers, so the pod stays Pending

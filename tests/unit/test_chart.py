@@ -127,6 +127,9 @@ def test_every_pod_keeps_the_restricted_pod_security_standard(plain: list[Manife
             assert context["capabilities"] == {"drop": ["ALL"]}
             assert {"requests", "limits"} <= container["resources"].keys()
         assert {kind for volume in pod.get("volumes", ()) for kind in volume if kind != "name"} <= {"emptyDir"}
+        assert all("sizeLimit" in volume["emptyDir"] for volume in pod.get("volumes", ())), (
+            "a full /tmp fills the node's disk"
+        )
 
 
 def test_no_rule_has_a_wildcard() -> None:

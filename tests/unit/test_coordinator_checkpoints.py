@@ -192,6 +192,13 @@ def test_a_checkpoint_is_complete_once_every_rank_has_saved():
     assert book.seconds(6) == 2.0
 
 
+def test_the_shards_of_a_checkpoint_are_in_the_order_of_ranks_whichever_has_saved_first():
+    book = PendingCheckpoints(1)
+    for rank in (2, 0, 1):
+        book.add(ShardsSaved(1, 6, rank, 3, (shard(f"of-{rank}"),), 1.0))
+    assert [s.key for s in book.shards(6)] == [f"shards/of-{rank}.safetensors" for rank in range(3)]
+
+
 def test_of_ranks_whose_shards_have_equal_content_each_keeps_its_boxes():
     """Zeros of unused rows, say: the object is one, and each rank has other boxes in it."""
     mine, others = (replace(shard("a"), boxes=(Box("norm", (row,), (4,)),), kinds=("value",)) for row in (0, 4))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from coxswain.names import ANNOTATION_RETRY
-from coxswain_cli.again import reopen
-from coxswain_cli.apply import Applied
+from coxswain_cli.again import forget_checkpoint, reopen
+from coxswain_cli.apply import NAMESPACE, Applied
 from coxswain_operator.local import LocalCluster
+from tests.unit.fake_cluster import training_job
 
 Manifest = dict[str, Any]
 
@@ -91,3 +93,15 @@ async def test_a_retry_that_is_not_answered_yet_is_not_asked_for_again() -> None
     found = job("False", attempt=1)
     found["metadata"]["annotations"][ANNOTATION_RETRY] = "2"
     assert await asked(found, CHANGED, retry=True) == []
+
+
+async def test_a_job_that_may_resume_from_an_older_checkpoint_forgets_the_last_one_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """Else its coordinator refuses every checkpoint that is older than the recorded one."""
+    async with LocalCluster(tmp_path) as cluster:
+        wanted, status = training_job(), {"progress": {"step": 40}, "lastCheckpoint": {"step": 40}}
+        made = await cluster.create({**wanted, "metadata": {**wanted["metadata"], "namespace": NAMESPACE}})
+        version = made["metadata"]["resourceVersion"]
+        found = await cluster.patch_status("TrainingJob", NAMESPACE, "demo", status, version)
+        assert (await forget_checkpoint(cluster, found))["status"] == {"progress": {"step": 40}}

@@ -40,6 +40,18 @@ def test_a_request_waits_as_long_as_the_worker_asks_and_at_most_a_second(deadlin
     assert longest - 0.5 <= waits[0] <= longest
 
 
+def test_a_request_that_asks_for_more_than_a_second_waits_for_one():
+    """A worker of another release may ask for more: each request has a thread of the constructor as long as it waits."""
+    waits, name = [], f"\0coxswain-test-{secrets.token_hex(8)}"
+    with closing(HandoverServer(name, "t", lambda *asked: waits.append(asked[3]))):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.settimeout(20)
+            peer.connect(name)
+            peer.send(msgspec.json.encode(HandoverRequest("t", 1, 0, 0, wait=60.0)))
+            assert msgspec.json.decode(peer.recv(1024), type=HandoverReply).status == "later"
+    assert waits == [1.0]
+
+
 def test_a_buffer_that_holds_no_step_is_refused():
     with served(lambda *_: foreign()) as connect, pytest.raises(Retryable, match="something else than a step"):
         connect().receive(1, 0, 0, 5.0)

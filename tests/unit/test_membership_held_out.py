@@ -11,6 +11,7 @@ from coxswain.config import BatchConfig, PhaseConfig
 from coxswain.errors import Refused
 from coxswain.membership.held_out import EVALUATION_PASS, hold_out
 from coxswain.membership.mix_record import record_of
+from coxswain.membership.order import WINDOW
 from coxswain.membership.stream import Stream
 from coxswain.membership.values import Sequence
 from tests.unit.membership_fakes import random_view, steps, stream, view
@@ -63,6 +64,13 @@ def test_blocks_that_evaluations_read_are_fetched_side_by_side_before_a_length_i
     hold_out(s.mix, s.batch, s.views, 0, fetched.append)
     hold_out(s.mix, s.batch, s.views, 1, fetched.append)
     assert [sorted(blocks) for blocks in fetched[1:]] == [["docs"]]
+
+
+def test_of_a_source_with_small_blocks_an_evaluation_fetches_those_of_one_window():
+    """The held-out documents are few: the blocks of eight windows would be read for nothing ahead of the first step."""
+    s, fetched = stream([view("code", [[10]] * 10 * WINDOW)], [1]), []
+    hold_out(s.mix, s.batch, s.views, 40, fetched.append)
+    assert [len(blocks["code"]) for blocks in fetched] == [WINDOW]
 
 
 @pytest.mark.parametrize("length", [50, 51])

@@ -15,9 +15,11 @@ from coxswain.cost.hardware import Tables
 from coxswain.cost.model import CostModel
 from coxswain.cost.ulysses import HeadExchange, key_heads_of
 from coxswain.layout import Device, Layout, uniform_layout
+from coxswain.plan.assemble import assemble
 from coxswain.plan.head_groups import group_size, head_exchange, key_heads, ring_seconds
 from coxswain.plan.kinds import nodes_of, rates_of
 from coxswain.plan.planners import BALANCES, SLOW
+from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.step import cost_model, loss_layers, plan_step
 from coxswain.plan.validator import validate
 from coxswain.plan.values import Placement
@@ -104,6 +106,13 @@ def test_auto_exchanges_heads_inside_nodes_and_passes_keys_between_them() -> Non
     best = min(cost().exchange.of(16), key=lambda u: ring_seconds(cost(), [160_000], apart, u))  # type: ignore[union-attr]
     assert group_size(cost(), [160_000], apart) == best
     assert ring_seconds(cost(), [160_000], together, 8) < ring_seconds(cost(), [160_000], apart, best)
+
+
+def test_the_head_groups_of_a_ring_are_of_its_members_in_the_order_of_the_ring() -> None:
+    """Replicas of two nodes by turns: groups of four are inside nodes where the ring goes through one node first."""
+    problem = make_problem([16_000], replicas=8, capacity=2000, cost=cost(), max_degree=8, nodes=[0, 1] * 4)
+    rings = [(0, 2, 4, 6, 1, 3, 5, 7), tuple(range(8))]
+    assert [assemble(problem, "any", [Draft(ring, (0,))]).tasks[0].ulysses for ring in rings] == [4, 8]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,20 @@ def test_a_takeover_of_a_new_generation_fences_one_that_had_taken_over_the_gener
     third.check_current(2)
 
 
+def test_a_coordinator_that_has_yet_to_take_over_is_fenced_by_the_next_takeover_and_by_none_before_it(
+    tmp_path: Path, log_of: Callable[[], PlanLog]
+) -> None:
+    """Else the third coordinator of one generation would take itself for the one that was replaced."""
+    first, second, third, fourth = log_of(), log_of(), log_of(), log_of()
+    assert first.create_generation(generation(tmp_path, 1, "first"))
+    assert second.take_over(1, "second")
+    assert third.read_held() == 1
+    third.check_held()
+    assert fourth.take_over(1, "fourth")
+    with pytest.raises(Stale, match="taken over generation 1"):
+        third.check_held()
+
+
 def test_the_newest_membership_may_be_the_first(tmp_path: Path) -> None:
     c = committer(make_job(tmp_path))
     assert c.log.last_membership() is None

@@ -9,10 +9,12 @@ import pytest
 from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
 from coxswain.names import PORT_COORDINATOR
+from coxswain.wire import NodeRequest
 from coxswain_operator.children import PodPlan, children
 from coxswain_operator.children.common import controller_of
 from coxswain_operator.children.network import METRICS_PORTS
 from coxswain_operator.children.overlay import merged
+from coxswain_operator.children.quarantine import quarantine
 from coxswain_operator.settings import Settings, TemplatePolicy
 from coxswain_operator.views import Manifest
 from tests.unit.fake_cluster import data_mix, data_source, training_job
@@ -129,6 +131,28 @@ def test_a_budget_counts_only_pods_of_its_attempt() -> None:
     chosen = budget["spec"]["selector"]["matchLabels"].items()
     of = [PodPlan(job, config, Settings(), attempt, 0).pod("trainer-1", 0)["metadata"]["labels"] for attempt in (0, 1)]
     assert [chosen <= labels.items() for labels in of] == [False, True]
+
+
+@pytest.mark.parametrize(("member", "uid", "chosen"), [
+    ("coordinator", "uid-of-demo", True), ("coordinator", "uid-of-other", False), ("loader-0", "uid-of-demo", False),
+    ("trainer-1", "uid-of-demo", False),
+])  # fmt: skip
+def test_the_host_name_of_a_coordinator_leads_to_that_of_its_own_job_alone(member: str, uid: str, chosen: bool) -> None:
+    """Else services of a job would call another job's coordinator in the same namespace, which refuses their token."""
+    job, config = job_and_config()
+    (service,) = (m for m in children(job, config, Settings(), attempt=0) if m["kind"] == "Service")
+    theirs = {**job, "metadata": {**job["metadata"], "uid": uid}}
+    labels = pod(theirs, config, member)["metadata"]["labels"]
+    assert (service["spec"]["selector"].items() <= labels.items()) == chosen
+
+
+@pytest.mark.parametrize(("length", "kept"), [(10, 10), (2000, 900)])
+def test_evidence_of_any_length_fits_into_a_quarantine(length: int, kept: int) -> None:
+    """The server refuses more than its kind allows, and the slow node would stay."""
+    request = NodeRequest("n", "trainer-1", "x" * length)
+    evidence = quarantine(job_and_config()[0], request, "2026-01-01T00:00:00Z")["spec"]["evidence"]
+    assert len(evidence) <= 1024
+    assert evidence.count("x") >= kept
 
 
 def test_from_other_namespaces_the_operator_reaches_the_coordinator_and_prometheus_the_metrics() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coxswain.errors import Retryable
-from coxswain_operator.children.job_token import TokenKeys, secret_name
+from coxswain_operator.children.job_token import TokenKeys, secret, secret_name
 from coxswain_operator.cluster import Denied
 from coxswain_operator.controller import Controller
 from coxswain_operator.jobcontrol import HttpJobControl
@@ -297,3 +297,10 @@ async def test_no_pod_waits_for_a_secret_that_a_quota_has_refused(again: bool) -
         await passes(world, keys(OLD))
     assert world.pods() == []
     assert "QuotaExceeded: Secret demo-token-" in world.condition("Progressing")["message"]
+
+
+def test_nothing_that_is_made_of_the_token_is_in_the_secrets_metadata_but_a_part_of_its_hash_in_the_name() -> None:
+    """A hash of the data among the annotations would say whether a guessed token is the right one."""
+    first, second = (secret(with_job().job, token)["metadata"] for token in ("one", "another"))
+    assert first.pop("name") != second.pop("name")
+    assert first == second

@@ -56,13 +56,15 @@ class Directives:
 
 
 class Running:
-    """A worker of this rank. `said`: what goes to its outbox, and which parts it closes, in order."""
+    """A worker of this rank. `said`: what goes to its outbox, and which parts it closes, in order. `failed`: the part whose
+    thread has ended with an error."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, job: JobConfig, world: World, engine: Callable[..., Any], rank: int = 0,
         plans: tuple[StepPlan, ...] = (), probes: bool = False, device: str = "cpu", live: LiveState | None = None,
+        failed: str = "",
     ) -> None:  # fmt: skip
-        self.said = list[Any]()
+        self.said, self._failed = list[Any](), failed
         none: Any = None
         stand_ins = {
             "fetch_world": lambda *_: world,
@@ -72,7 +74,7 @@ class Running:
             "memory_policy": lambda *_: None,
             "Outbox": lambda *_: SimpleNamespace(
                 put=lambda *message: self.said.append(message), flush=lambda _: self.said.append("flush"),
-                begin=lambda step: None, advance=lambda: None, check=lambda: None,
+                begin=lambda step: None, advance=lambda: None, check=lambda: self._check("outbox"),
             ),
             "PlanFeed": lambda *_, **of: SimpleNamespace(
                 peek=lambda step: None, forget_before=lambda step: None, close=self._closes("feed")
@@ -86,7 +88,7 @@ class Running:
         }  # fmt: skip
         for name, part in stand_ins.items():
             monkeypatch.setattr(workers, name, part)
-        saver = SimpleNamespace(settle=self._closes("saver"), check=lambda: None)
+        saver = SimpleNamespace(settle=self._closes("saver"), check=lambda: self._check("saver"))
         monkeypatch.setattr(workers.save_load, "Saver", lambda *_: saver)
         env = dataclasses.replace(environment(), job=job)
         assignment = Assignment(world.generation, rank)
@@ -94,6 +96,10 @@ class Running:
 
     def _closes(self, part: str) -> Callable[[], None]:
         return lambda: self.said.append(part)
+
+    def _check(self, part: str) -> None:
+        if part == self._failed:
+            raise BrokenOff
 
     def run(self) -> list[Any]:
         """What the worker sends before it breaks off, and closes behind that."""

@@ -253,8 +253,8 @@ def test_few_devices_have_the_best_of_all_layouts_where_a_slow_one_helps_with_a_
 ) -> None:
     """The search took the two fast devices as a replica each: 4 to 7 % slower."""
     costs = Costs(replace(cluster_of(rows, batch=3, tensor=tensor), sequence=256), replace(TINY, layers=layers))
-    best, ours = exhaustive(costs), search(costs)
-    assert best and ours and ours.seconds == pytest.approx(best.seconds, rel=1e-9)
+    best, ours = exhaustive(costs), plan_layout(costs).draft
+    assert best and ours.seconds == pytest.approx(best.seconds, rel=1e-9)
 
 
 def test_groups_that_no_layer_and_no_micro_batch_is_left_for_are_on_standby() -> None:

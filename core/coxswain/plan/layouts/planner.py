@@ -11,7 +11,7 @@ from coxswain.plan.layouts.costs import Costs
 from coxswain.plan.layouts.migration import migration
 from coxswain.plan.layouts.result import kept_in_place
 from coxswain.plan.layouts.rivals import data_only, slowed
-from coxswain.plan.layouts.search import search, without
+from coxswain.plan.layouts.search import best_of, without
 from coxswain.plan.layouts.settle import Draft, Settler
 from coxswain.transfers import Traffic
 
@@ -32,7 +32,7 @@ class Plan:
 
 def plan_layout(costs: Costs, current: Draft | None = None, horizon: int = HORIZON) -> Plan:
     """The layout that takes least time over `horizon` steps, the change included. Raises Refused: the model does not fit."""
-    best = search(costs)
+    best = best_of(costs)
     if current is None:
         if best is None:
             raise _no_layout(costs)
@@ -74,7 +74,7 @@ def levelled(costs: Costs, current: Draft) -> Draft | None:
 def healthy_plan(costs: Costs) -> Draft:
     """The layout of the same devices, all at speed 1, by the same search."""
     other = without(costs, [[1.0] * len(row) for row in costs.cluster.slowdowns])
-    best = search(other) if other else None
+    best = best_of(other) if other else None
     if best is None:
         raise _no_layout(costs)
     return best

@@ -39,15 +39,20 @@ class Effort:
 
 
 def search(costs: Costs, effort: Effort | None = None) -> Draft | None:
-    """The best layout found, with slow devices or without them, of a small case that of all; None: the model fits on none that
-    was tried."""
+    """The best layout found, with slow devices or without them; None: the model fits on none that was tried."""
     drafts = candidates(costs, effort)
     fast = without(costs, [[x if x == 1 else float("inf") for x in row] for row in costs.cluster.slowdowns])
     if fast and fast.cluster != costs.cluster:
         drafts = [*drafts, *candidates(fast, effort)]
-    best = next(iter(_by_seconds(drafts)), None)
+    return next(iter(_by_seconds(drafts)), None)
+
+
+def best_of(costs: Costs) -> Draft | None:
+    """As `search`, of a small case the best of all layouts. Its replicas may differ where those of `search` do not: a running job
+    may not be able to have them, so its ladder asks for what is searched."""
+    found = search(costs)
     least = exhaustive(costs) if is_small(costs) else None
-    return least if least and (best is None or least.seconds < best.seconds * _AS_GOOD) else best
+    return least if least and (found is None or least.seconds < found.seconds * _AS_GOOD) else found
 
 
 def without(costs: Costs, slowdowns: list[list[float]]) -> Costs | None:

@@ -11,7 +11,7 @@ from coxswain.config import JobConfig
 from coxswain.names import PORT_COORDINATOR
 from coxswain.wire import NodeRequest
 from coxswain_operator.children import PodPlan, children
-from coxswain_operator.children.common import controller_of
+from coxswain_operator.children.common import child, controller_of
 from coxswain_operator.children.network import METRICS_PORTS
 from coxswain_operator.children.overlay import merged
 from coxswain_operator.children.quarantine import quarantine
@@ -146,6 +146,37 @@ def test_the_host_name_of_a_coordinator_leads_to_that_of_its_own_job_alone(membe
     assert (service["spec"]["selector"].items() <= labels.items()) == chosen
 
 
+@pytest.mark.parametrize("member", ROLES)
+def test_each_container_has_the_keys_of_the_checkpoints_and_puts_its_temporary_files_where_it_may_write(
+    member: str,
+) -> None:
+    """The root of each is read-only, and no source needs keys here."""
+    endpoint = {"url": "http://s3:7070", "secretRef": {"name": "runs-s3"}}
+    spec = made(member, checkpoint={"uri": "s3://runs/demo", "endpoint": endpoint})["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        mounted = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        keys, writable = mounted["/etc/coxswain/secrets/runs-s3"], mounted[environment(container)["TMPDIR"]]
+        assert volumes[keys["name"]]["secret"]["secretName"] == "runs-s3"
+        assert "emptyDir" in volumes[writable["name"]] and not writable.get("readOnly")
+
+
+def test_one_look_that_is_missed_makes_no_service_unready() -> None:
+    """A pod that is not ready leaves the coordinator's name, and the job its condition PodsReady."""
+    for member in ROLES:
+        for container in made(member)["spec"]["containers"]:
+            assert container["readinessProbe"]["failureThreshold"] > 1
+
+
+def test_the_content_of_a_child_is_the_same_in_whichever_order_it_is_written() -> None:
+    """Another release that writes it in another order replaces none of a running job's children."""
+    job, _ = job_and_config()
+    one, other = (
+        child(job, "v1", "ConfigMap", "demo", {"data": data}) for data in ({"a": "", "b": ""}, {"b": "", "a": ""})
+    )
+    assert one["metadata"] == other["metadata"]
+
+
 @pytest.mark.parametrize(("length", "kept"), [(10, 10), (2000, 900)])
 def test_evidence_of_any_length_fits_into_a_quarantine(length: int, kept: int) -> None:
     """The server refuses more than its kind allows, and the slow node would stay."""
@@ -244,11 +275,11 @@ def test_a_probe_of_another_kind_replaces_ours_and_keeps_its_times(kind: str, sa
 
 def test_all_children_belong_to_the_job_and_carry_its_uid() -> None:
     job, config = job_and_config()
-    for child in (*children(job, config, Settings(), attempt=0), pod(job, config, "coordinator")):
-        (owner,) = child["metadata"]["ownerReferences"]
+    for each in (*children(job, config, Settings(), attempt=0), pod(job, config, "coordinator")):
+        (owner,) = each["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("TrainingJob", "uid-of-demo", True)
         assert owner["blockOwnerDeletion"] is True
-        assert child["metadata"]["labels"]["coxswain.dev/job-uid"] == "uid-of-demo"
+        assert each["metadata"]["labels"]["coxswain.dev/job-uid"] == "uid-of-demo"
 
 
 def test_only_the_coordinator_is_behind_the_service() -> None:

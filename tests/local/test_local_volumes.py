@@ -261,4 +261,4 @@ async def test_a_pod_that_cannot_run_for_any_other_reason_says_so(cluster):
     main = container("pass", volumeMounts=[mounted("v", "/v")])
     status = await run_to_end(cluster, pod(main, volumes=[{"name": "v", "hostPath": {"path": "/a\0b"}}]))
     assert (status["phase"], status["reason"]) == ("Failed", "PodUnusable")
-    assert status["message"] == "ValueError: embedded null byte"
+    assert status["message"].startswith("ValueError: ")

@@ -288,12 +288,12 @@ def test_more_rejected_samples_than_allowed_refuse_the_source_and_name_the_first
         (b'{"body": "one"}', "Object missing required field `text`"),
         (b'{"text": null}', "got `null` - at `$.text`"),
         (b'{"text": "one"', "Input data was truncated"),
-        (b'{"text": "gr\xfcn"}', "in position 2: invalid start byte"),
+        (b'{"text": "gr\xfcn"}', "utf-8"),
     ],
 )
 def test_each_rejected_sample_that_is_named_says_what_is_wrong_with_it(tmp_path, store, line, fault):
     folder = write_lines(tmp_path / "c", b'{"text": "one"}', line, b"{}")
-    with pytest.raises(Refused, match=rf"at byte 16 \(.*{re.escape(fault)}\); .*Name another textField"):
+    with pytest.raises(Refused, match=rf"(?i)at byte 16 \(.*{re.escape(fault)}.*\); .*Name another textField"):
         indexed(folder, store)
 
 

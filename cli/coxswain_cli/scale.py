@@ -35,10 +35,10 @@ def scale_command(
         if kubeconfig or context or namespace:
             from coxswain_cli.readers.cluster import Place, scale  # imports an HTTP client
 
-            name = scale(Place(kubeconfig, context, namespace), job, trainers)
+            asked = scale(Place(kubeconfig, context, namespace), job, trainers)
         else:
-            name = scale_here(find_workdir(job), trainers)
-        typer.echo(f"{name}: asked for {trainers} trainers")
+            asked = f"{scale_here(find_workdir(job), trainers)}: asked for {trainers} trainers"
+        typer.echo(asked)
 
 
 def scale_here(workdir: Path, trainers: int) -> str:

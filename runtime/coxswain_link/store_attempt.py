@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from typing import Any, TypeVar
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, NotFoundError
+from obstore.exceptions import AlreadyExistsError
 
 from coxswain.uris import file_path
 from coxswain_link.files import Chooses, Files
@@ -25,6 +25,7 @@ from coxswain_link.store_faults import (
     Lasting,
     ObjectChanged,
     StoreUnavailable,
+    is_mute,
 )
 
 T = TypeVar("T")
@@ -119,8 +120,10 @@ class StoreAttempt:
     def _there(self, key: str) -> bool:
         try:
             self._head(key)
-        except (NotFoundError, FileNotFoundError):
-            return False
+        except ERRORS as error:
+            if is_mute(error):  # then the error of the create says more
+                return False
+            raise
         return True
 
     def _holds(self, key: str, data: bytes) -> bool:
@@ -132,10 +135,10 @@ class StoreAttempt:
     def head(self, key: str) -> ObjectInfo:
         try:
             return self._head(key)
-        except (NotFoundError, FileNotFoundError):
-            if not self._remote:
+        except ERRORS as error:
+            if not self._remote or not is_mute(error):
                 raise
-        obstore.get_range(self._backend, key, start=0, end=1)  # a HEAD answer cannot name a missing bucket
+        obstore.get_range(self._backend, key, start=0, end=1)  # a HEAD answer has no body, and so names no code
         raise StoreUnavailable(f"{where(self._uri, key)}: was missing for a moment")
 
     def _head(self, key: str) -> ObjectInfo:

@@ -26,6 +26,9 @@ _ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocat
 _ABSENT = ("NoSuchKey", "NoSuchVersion")
 """S3's codes for an object that is not there. Few servers answer a deletion so: most have then done what was asked."""
 
+_TOO_LONG = ("KeyTooLongError",)
+"""S3's code for a key of more bytes than an object can have: 1,024 at most."""
+
 _REDIRECT = "Received redirect without LOCATION"
 
 _FOREIGN = (
@@ -147,6 +150,10 @@ def translated(error: Exception, where: str, credentials: str) -> CoxswainError:
         return NotFound(f"{where} does not exist")
     if credentials and (lasting := _lasting(text)):
         return Lasting(f"{where}: {lasting}")
+    if credentials and _has_code(text, _TOO_LONG):
+        if "performing PUT" not in text:
+            return NotFound(f"{where} does not exist")
+        return Lasting(f"{where}: the server takes no key as long; shorten the uri", "KeyTooLong")
     if credentials and "performing PUT" in text and _has_code(text, ("NotImplemented",)):
         return Lasting(
             f"{where}: the server does not implement a create that replaces nothing (If-None-Match: *). {CONDITIONS_NEEDED}",
@@ -171,6 +178,11 @@ def _is_absent(error: Exception) -> bool:
     """Whether no object has the name, or can have it: a file system has names of 255 bytes at most."""
     absent = isinstance(error, (NotFoundError, FileNotFoundError, NotADirectoryError, IsADirectoryError))
     return absent or (isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG)
+
+
+def is_mute(error: Exception) -> bool:
+    """Whether S3 has a code for it, which only the body of an answer to GET has."""
+    return isinstance(error, (NotFoundError, FileNotFoundError)) or "status code: 400 " in str(error)
 
 
 def of_system(error: OSError) -> str:

@@ -1,11 +1,13 @@
 """The agent runs one worker a seat in each world, and outlasts coordinators."""
 
 import asyncio
+import dataclasses
 import os
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from coxswain.errors import Retryable
 from tests.fake_coordinator import FakeCoordinator
@@ -150,6 +152,24 @@ async def test_an_agent_says_that_it_is_starting_until_its_fork_server_has_impor
         assert (await coordinator.seen("/v1/register"))[0].starting is True
         gate.touch()
         assert (await coordinator.seen("/v1/register", 2))[1].starting is msgspec.UNSET
+
+
+@pytest.mark.timeout(60)
+async def test_an_agent_whose_world_waits_longer_than_it_may_for_what_workers_import_ends_with_the_reason(
+    tmp_path, coordinator, monkeypatch
+):
+    """As on a mount that does not answer: its peers waited for it without end, and no pod was replaced."""
+    env = agent_fakes.environment(coordinator.url)
+    hurried = dataclasses.replace(env, job=replace(env.job, first_step_timeout_seconds=1))
+    monkeypatch.setattr(agent_fakes, "environment", lambda *_: hurried)
+    started = Started(coordinator.url, tmp_path, FOREVER)
+    (tmp_path / "scripted_worker.py").write_text("import signal\nsignal.pause()")
+    async with started:
+        coordinator.publish(world(1))
+        with pytest.raises(
+            Retryable, match=r"was not there within 1 s \(spec\.firstStepTimeoutSeconds\); look at what"
+        ):
+            await asyncio.wait_for(asyncio.shield(started.running), 30)
 
 
 async def test_an_agent_with_an_ended_worker_registers_as_one_whose_world_is_broken(tmp_path, coordinator):

@@ -91,6 +91,19 @@ def test_a_world_whose_trainer_still_imports_what_workers_need_says_so(run):
     assert run.report().waiting_for == "workers to begin step 0"
 
 
+def test_a_lost_world_whose_trainer_still_imports_what_workers_need_says_so(run):
+    """Its agent waits in that world for its workers, and registers behind that."""
+    first, slow = agents(2)
+    run.state.registry.register(first)
+    run.state.registry.register(replace(slow, starting=True))
+    run.state.mark_world_lost("rank 1 on trainer-1 has been silent for 300 s")
+    run.state.registry.register(first)
+    assert run.report().waiting_for == "trainer-1 to import what workers need"
+    run.state.registry.register(slow)
+    run.state.registry.expect("trainer", "trainer-1")
+    assert run.report().waiting_for == "trainer-1 to register (1 of 2 trainers)"
+
+
 def test_a_fault_of_the_job_counts_before_one_of_the_store(run):
     run.state.store_executor.watch(lambda: "the bucket is gone")
     assert run.report().fault == Fault("StoreAway", "retrying: the bucket is gone", retryable=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from coxswain_cli.readers import cluster
 from coxswain_cli.workdir import is_open, request_trainers, taken_request
 from tests.api_samples import sample
 from tests.unit import report_samples as samples
+from tests.unit.test_cox_hints import ApiServer, serving
 
 METADATA = {"name": "demo", "namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1}
 
@@ -148,5 +150,32 @@ def test_each_option_that_names_a_place_leads_to_the_cluster_there(
     """A job below runs/ of the same name is not meant."""
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(cluster, "scale", lambda place, job, trainers: asked.append((job, trainers)) or job)
-    assert scale(workdir, 3, option, "there")[0] == 0
+    assert scale(workdir, 3, option, "there") == (0, f"{workdir}\n")
     assert asked == [(str(workdir), 3)]
+
+
+ENDS = {
+    "False": "; but the job has failed: to train on with them, `kubectl annotate --kubeconfig {at} --context 'at here' "
+    "--namespace team --overwrite tj demo coxswain.dev/retry=VALUE` with another VALUE each time\n",
+    "True": "; but the job is complete: to train on with them, raise spec.stop, then `kubectl annotate ",
+    "Unknown": "\n",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("succeeded", "said"), ENDS.items())
+def test_a_number_that_a_job_of_a_cluster_takes_behind_its_end_is_said_to_wait_for_another_attempt(
+    succeeded: str, said: str, tmp_path: Path
+) -> None:
+    class Taking(ApiServer):
+        def do_GET(self) -> None:
+            conditions = [{"type": "Succeeded", "status": succeeded}]
+            self._answer(200, {"metadata": {"name": "demo"}, "status": {"conditions": conditions}})
+
+        def do_PATCH(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer(200, {})
+
+    with serving(Taking, tmp_path) as path:
+        code, output = scale("demo", 3, "--kubeconfig", path, "--context", "at here", "--namespace", "team")
+    assert code == 0 and f": asked for 3 trainers{said.format(at=shlex.quote(str(path)))}" in output

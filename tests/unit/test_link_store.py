@@ -280,6 +280,31 @@ def test_a_server_that_says_that_there_is_no_object_is_back_and_its_bucket_there
     assert not isinstance(caught.value, BucketNotFound)
 
 
+@pytest.mark.parametrize("call", ["get", "range", "head"])
+def test_a_key_longer_than_the_server_takes_is_that_of_no_object_and_is_not_waited_for(answers, behind, call):
+    """As one that a safetensors index names: an answer to HEAD has a status, and no code."""
+    answers.RequestHandlerClass.status = 400
+    answers.RequestHandlerClass.body = b"<Error><Code>KeyTooLongError</Code></Error>"
+    with pytest.raises(NotFound):
+        CALLS[call](behind)
+    assert not behind.exists("key")
+
+
+@pytest.mark.parametrize("call", ["put", "create"])
+def test_a_location_below_which_no_key_fits_is_refused_at_once_with_the_way_out(answers, behind, call):
+    answers.RequestHandlerClass.status = 400
+    answers.RequestHandlerClass.body = b"<Error><Code>KeyTooLongError</Code></Error>"
+    with pytest.raises(Refused, match="s3://bucket/p/key: the server takes no key as long; shorten the uri"):
+        CALLS[call](behind)
+
+
+def test_credentials_that_have_run_out_are_named_also_where_an_answer_to_head_alone_would_not(answers, behind):
+    answers.RequestHandlerClass.status = 400
+    answers.RequestHandlerClass.body = b"<Error><Code>ExpiredToken</Code></Error>"
+    with pytest.raises(Denied):
+        behind.head("key")
+
+
 WHEN = {"Last-Modified": "Sun, 29 Nov 2026 00:00:00 GMT"}
 
 

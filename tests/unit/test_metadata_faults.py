@@ -125,3 +125,14 @@ def test_a_status_of_a_kind_without_one_and_a_namespace_of_one_of_the_cluster_ar
 def test_a_degree_that_devices_are_no_multiple_of_is_one_fault_and_has_its_value() -> None:
     (fault,) = check(sample("TrainingJob", {"spec.parallelism.tensor": 2, "spec.trainers.devicesPerTrainer": 3}))
     assert (fault.path, fault.value) == ("spec.parallelism.tensor", "2")
+
+
+@pytest.mark.parametrize("right", [sample("TrainingJob"), sample("DataSource"), SECRET])
+def test_a_prefix_for_a_generated_name_in_the_place_of_a_name_is_named_with_the_way_out(right: Manifest) -> None:
+    (fault,) = check({**right, "metadata": {"generateName": "demo-"}})
+    assert fault.text == (
+        "metadata.generateName: 'demo-' is no name, and only `kubectl create` makes one of it; write metadata.name instead"
+    )
+    assert check(changed(right, {"metadata.generateName": "demo-"})) == []
+    (fault,) = check({**right, "metadata": {"generateName": ""}})
+    assert fault.path == "metadata.name"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from coxswain_cli.reporting.formatting import seconds_of
 from coxswain_cli.reporting.model import MixInForce, RecordedEvent, RecordedRun
 from coxswain_cli.reporting.read import StepsRead, mixes_of, mounted_job, read_steps
 from coxswain_cli.reporting.step_selection import chosen_steps
-from coxswain_cli.summary import has_ended, is_suspended
+from coxswain_cli.summary import has_ended, has_failed, is_suspended
 from coxswain_cli.workdir import condition
 from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes.access import Access, users_access
@@ -274,7 +275,7 @@ def jobs_of(place: Place) -> Iterator[Seen]:
 
 
 def scale(place: Place, job: str, trainers: int) -> str:
-    """Sets the job's number of trainers by its scale subresource; returns its place and cluster.
+    """Sets the job's number of trainers by its scale subresource; returns what was asked for, with its place and cluster.
 
     Raises Refused in the server's words.
     """
@@ -283,11 +284,24 @@ def scale(place: Place, job: str, trainers: int) -> str:
     namespace = place.namespace or access.namespace
     wanted: Manifest = {"spec": {"replicas": trainers}}
 
-    async def ask(connection: Connection) -> None:
+    async def ask(connection: Connection) -> Manifest:
         try:
             await connection.send("PATCH", _JOBS.path(namespace, job, "scale"), wanted, MERGE)
         except NotFound as error:
             raise _absent(error, place, namespace, job) from error
+        with suppress(Denied):  # a right to scale a job is none to read it
+            return await connection.call("GET", _JOBS.path(namespace, job))
+        return {}
 
-    _asked(access, ask)
-    return f"{namespace}/{job} of {access.url}"
+    asked = f"{namespace}/{job} of {access.url}: asked for {trainers} trainers"
+    return asked + _without_effect(_asked(access, ask), place, namespace)
+
+
+def _without_effect(job: Manifest, place: Place, namespace: str) -> str:
+    """Why no trainer starts or ends for it now, and the way out; empty: the job has not ended, or may not be read."""
+    if not has_ended(job):
+        return ""
+    end, first = ("has failed", "") if has_failed(job) else ("is complete", "raise spec.stop, then ")
+    where, name = f"{place.cluster_options} --namespace {shlex.quote(namespace)}", job["metadata"]["name"]
+    command = f"kubectl annotate{where} --overwrite tj {name} {names.ANNOTATION_RETRY}=VALUE"
+    return f"; but the job {end}: to train on with them, {first}`{command}` with another VALUE each time"

@@ -23,13 +23,25 @@ def metadata_faults(kind: str, manifest: dict[str, Any], namespaced: bool = True
     if not isinstance(metadata, dict):
         return [_not_mapping("metadata", metadata, "write metadata: {name: NAME}")]
     texts = [fault for field in ("labels", "annotations") for fault in _texts(field, metadata.get(field))]
-    own = [*_name(kind, metadata.get("name")), *_namespace(kind, metadata.get("namespace"), namespaced)]
+    own = [
+        *(_generated(metadata) or _name(kind, metadata.get("name"))),
+        *_namespace(kind, metadata.get("namespace"), namespaced),
+    ]
     return [*own, *texts, *map(_unknown, (name for name in metadata if name not in _FIELDS))]
 
 
 def _unknown(name: str) -> FieldError:
     allowed = "name, namespace, labels, annotations, and what a cluster writes"
     return FieldError(f"metadata.{name}", "unknown field", name, allowed, nearest(name, _FIELDS))
+
+
+def _generated(metadata: dict[str, Any]) -> list[FieldError]:
+    """Of a prefix in the place of a name: a repeated command would not find the object, so `kubectl apply` refuses it too."""
+    if metadata.get("name") or not metadata.get("generateName"):
+        return []
+    prefix = metadata["generateName"]
+    message = f"{quoted(prefix)} is no name, and only `kubectl create` makes one of it"
+    return [FieldError("metadata.generateName", message, shorten(prefix), way_out="write metadata.name instead")]
 
 
 def _name(kind: str, name: Any) -> list[FieldError]:

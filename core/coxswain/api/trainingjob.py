@@ -457,7 +457,8 @@ class TrainingJobSpec(Model):
     deadline."""
     first_step_timeout_seconds: Annotated[int, Field(ge=60, le=86_400), Effect.NEXT_ATTEMPT] = 1800
     """Seconds that workers may take to load their state and run a world's first step, from the last progress of any of them.
-    Beyond, they count as hanging and start again from the last checkpoint."""
+    Beyond, they count as hanging and start again from the last checkpoint. A trainer whose workers' imports take as long in a
+    world is replaced."""
     start_timeout_seconds: Annotated[Seconds, Effect.AT_ONCE] = 900
     """Seconds from when a pod has a node until its containers run; after that it is replaced, and the restart counts. A pod
     without a node waits and counts nothing (but see trainers.minCount). Indexing is not part of it."""

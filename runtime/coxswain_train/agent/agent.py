@@ -51,6 +51,16 @@ JOIN_TIMEOUT = 5.0  # seconds for a worker to join the next world; then it is ki
 LEAVE_SECONDS = 60.0  # more for one to leave a world that did not hang: nothing cuts short what a device computes
 
 
+class ImportsHang(Retryable):
+    """What workers import is not there in time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"what workers import was not there within {seconds:g} s (spec.firstStepTimeoutSeconds); look at what this trainer's "
+            "node mounts, or raise it"
+        )
+
+
 class Agent:
     """Follows the world of one trainer until the job ends. `forks` makes what starts workers, of its command."""
 
@@ -221,8 +231,18 @@ class Agent:
             log.warning("the world hung; stacks of rank %d follow", worker.assignment.rank)
             worker.signal(signal.SIGUSR1)
 
+    async def _await_imports(self) -> None:
+        """Raises ImportsHang: a mount may never answer, and peers wait in the world meanwhile."""
+        limit = self._env.job.first_step_timeout_seconds
+        try:
+            async with asyncio.timeout(limit):
+                await self._fork_server.known.wait()
+        except TimeoutError:
+            raise ImportsHang(limit) from None
+
     async def _seat(self, seat: Seat, first: bool) -> None:
         device = seat.device.device
+        await self._await_imports()
         worker = await self._fork_server.fork(device, worker_environment(self._env, device, self._devices))
         worker.assign(self._generation, seat)
         worker.listener = self._begin(worker.listen(self._news.set))

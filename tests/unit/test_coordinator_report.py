@@ -12,6 +12,7 @@ from coxswain.termination import TERMINATION_BYTES
 from coxswain.wire import Fault, Finished, JobEvent, JobReport, ShardsSaved, SourceReport
 from coxswain_coordinator.api.report import job_report, termination_message
 from coxswain_coordinator.api.status_page import page
+from coxswain_coordinator.checkpoint.validation import manifest_key_of
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_link.metrics import build
 from tests.unit.coordinator_fakes import make_job
@@ -34,6 +35,26 @@ def test_before_its_first_world_a_resumed_job_is_where_its_checkpoint_is(tmp_pat
     state.manifest = replace(manifest(job, 6), tokens=77)
     found = job_report(state)
     assert (found.step, found.checkpoint_step, found.tokens) == (6, 6, 77)
+
+
+def test_a_checkpoint_is_named_by_the_location_without_a_slash_of_its_own(tmp_path):
+    """Users paste it into `model.initFrom` and `cox export`: on S3 `a//b` is another key than `a/b`."""
+    job = make_job(tmp_path)
+    job = replace(job, checkpoint=replace(job.checkpoint, uri="s3://bucket/demo/"))
+    state = JobState(job, build("coordinator"), None, lambda: 0.0)
+    state.manifest = manifest(job, 6)
+    assert job_report(state).checkpoint_uri == f"s3://bucket/demo/{manifest_key_of(state.manifest)}"
+
+
+def test_lines_of_steps_that_a_new_world_repeats_or_the_store_has_are_not_recorded_again(run):
+    for number in range(4):
+        run.step(number)
+    history = run.state.history
+    history.begin_at(3)
+    assert [line.step for line in history.before(8)] == [0, 1, 2]
+    history.recorded(1)
+    assert [line.step for line in history.before(8)] == [1, 2]
+    assert [line.step for line in history.before(2)] == [1]
 
 
 def test_what_remains_is_counted_to_where_the_data_end(run):

@@ -74,6 +74,7 @@ def test_each_line_is_a_sample(tmp_path):
         (b'{"text": "half \\ud800"}', None),
         (b'{"text": "half \\ud800", "score": NaN}', None),
         (b'{"text": "good", "title": "cut \\ud83d"}', "good"),
+        (b'{"text": "good", "title": "cut \\uD83D"}', "good"),
         (b'{"\\uDE00": 1, "text": "good \\ud83d\\ude00"}', "good \U0001f600"),
         (b'{"text": "good", "title": "cut \\ud83d"', None),
         ('{"text": "a", "score": NaN}'.encode("utf-16-le"), None),

@@ -265,3 +265,18 @@ def test_two_long_documents_in_turn_are_tokenised_once_each(tmp_path, monkeypatc
     got = [data.tokens(Sequence("mine", 0, index, start, start + 5, size + 1)).tolist() for index, start in pieces]
     assert got == [[ord("xy"[index])] * 5 for index, _ in pieces]
     assert encoded == ["x", "y"]
+
+
+class ShortStore(Store):
+    """Gives a byte less than it is asked for."""
+
+    def get_range(self, key: str, start: int, stop: int, etag: str = "") -> bytes:
+        return super().get_range(key, start, stop, etag)[:-1]
+
+
+def test_an_object_that_gives_fewer_bytes_than_were_listed_is_refused_and_not_read_in_part(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl_bytes("one", "two"))
+    config = source_of(tmp_path).config
+    cut = Source(config, ShortStore(LocalStore(prefix=tmp_path), config.uri), Spool(), Sizes())
+    with pytest.raises(Refused, match=r"a\.jsonl was listed with 32 bytes and ends at byte 31"):
+        [cut.read(block) for block in cut.blocks()]

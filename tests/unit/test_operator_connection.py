@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from aiohttp import web
 
-from coxswain.errors import Retryable
+from coxswain.errors import Refused, Retryable
 from coxswain_operator.kubernetes.connection import Busy
 from tests.answering import answering
 
@@ -71,6 +71,21 @@ async def test_a_pause_that_is_longer_than_a_calls_time_is_the_callers(asked: st
             await anext(connection.lines("/x", 1.0))
     assert (call.value.after, watch.value.after) == (after, after)
     assert not asked or next(calls) == 2
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_what_a_server_never_accepts_is_refused_at_once_with_its_words(status: int) -> None:
+    """Anything else is a matter of others, and asked again by the next passes."""
+    calls = count()
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        next(calls)
+        return web.Response(status=status, text="too large")
+
+    async with answering(answer) as connection:
+        with pytest.raises(Refused, match="POST /x: too large") as raised:
+            await connection.call("POST", "/x", {})
+    assert (type(raised.value), raised.value.reason, next(calls)) == (Refused, f"Http{status}", 1)
 
 
 @pytest.mark.parametrize(("first", "kind", "said"), [(503, Busy, "GET /x: too busy"), (None, Retryable, "no answer")])

@@ -150,6 +150,17 @@ async def test_an_event_that_the_server_does_not_take_keeps_no_other_from_being_
     assert [body["note"] for body in server.bodies] == ["lost", "done"]
 
 
+async def test_a_job_that_was_made_again_under_its_name_gets_events_of_its_own() -> None:
+    """Those of the former one name its uid: `kubectl describe` does not show them."""
+    server, again = Server(), job()
+    again["metadata"]["uid"] = "another"
+    async with Events(server) as events:  # type: ignore[arg-type]
+        for each in (job(), again):
+            events.put(each, Event("NodeLost", "n is gone"))
+    assert [method for method, *_ in server.sent] == ["POST", "POST"]
+    assert [body["regarding"]["uid"] for body in server.bodies] == [job()["metadata"]["uid"], "another"]
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
     [

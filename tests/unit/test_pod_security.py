@@ -144,7 +144,11 @@ def test_a_container_that_says_nothing_gets_the_rights_of_ours() -> None:
     assert found(hardened(spec), "restricted") == set()
 
 
-@pytest.mark.parametrize("asked", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}], ids=str)
+@pytest.mark.parametrize(
+    "asked",
+    [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}, {"capabilities": {"add": ["CAP_SYS_ADMIN"]}}],
+    ids=str,
+)
 def test_a_container_that_escalates_is_one_that_kubernetes_takes(asked: Manifest) -> None:
     (container,) = hardened(pod(context(**asked)))["containers"]
     assert container["securityContext"]["allowPrivilegeEscalation"] is True

@@ -187,6 +187,21 @@ def test_what_the_operator_fixes_stays_whatever_a_former_template_says() -> None
     assert {key: laid[key] for key in former} == {key: plain[key] for key in former}
 
 
+def test_a_list_without_a_value_is_one_without_items() -> None:
+    """A local cluster takes a template as it is written; an API server leaves nulls out."""
+    shipper = {"name": "shipper", "image": "fluent:1", "env": None}
+    nothing = {"name": "trainer", "env": None, "volumeMounts": None}
+    plain, *_ = made("trainer-1")["spec"]["containers"]
+    for template in (
+        {"spec": {"hostNetwork": True, "containers": [nothing, shipper], "volumes": None, "tolerations": None}},
+        {"containers": None, "env": None},
+    ):
+        assert template_faults({"trainers": {"template": template}}) == []
+        laid = made("trainer-1", trainers={"count": 2, "template": template})["spec"]
+        assert laid["containers"][0]["volumeMounts"] == plain["volumeMounts"]
+        assert environment(laid["containers"][0]).items() >= environment(plain).items()
+
+
 def test_containers_of_the_data_template_go_to_the_pods_of_their_name() -> None:
     def sized(name: str, memory: str) -> Manifest:
         return {"name": name, "resources": {"requests": {"memory": memory}}, "env": [{"name": "A", "value": memory}]}

@@ -261,6 +261,34 @@ def test_an_overlay_merges_named_things_by_name_and_changes_neither_side() -> No
 
 
 @pytest.mark.parametrize(
+    ("field", "ours", "theirs", "other"),
+    [
+        ("ports", {"containerPort": 1, "name": "ours"}, {"containerPort": 1, "hostPort": 9}, {"containerPort": 2}),
+        (
+            "volumeMounts",
+            {"mountPath": "/a", "name": "ours"},
+            {"mountPath": "/a", "readOnly": True},
+            {"mountPath": "/b"},
+        ),
+        ("imagePullSecrets", {"name": "a"}, {"name": "a"}, {"name": "b"}),
+        ("hostAliases", {"ip": "::1", "hostnames": ["x"]}, {"ip": "::1"}, {"ip": "::2"}),
+    ],
+)
+def test_an_item_that_a_template_names_as_ours_is_one_item_and_not_two(
+    field: str, ours: Manifest, theirs: Manifest, other: Manifest
+) -> None:
+    """Kubernetes refuses a pod with two mounts at one path, and merges such lists by the same fields."""
+    assert merged({field: [ours]}, {field: [theirs, other]}) == {field: [{**ours, **theirs}, other]}
+
+
+@pytest.mark.parametrize("kind", ["hostPath", "persistentVolumeClaim", "ephemeral", "csi"])
+def test_a_volume_of_our_name_and_another_kind_replaces_ours(kind: str) -> None:
+    """A pod whose volume has two kinds is refused. A team may bring its own scratch space."""
+    theirs = [{"name": "scratch", kind: {"x": 1}}]
+    assert merged({"volumes": [{"name": "scratch", "emptyDir": {}}]}, {"volumes": theirs}) == {"volumes": theirs}
+
+
+@pytest.mark.parametrize(
     ("kind", "said"), [("exec", {"command": ["true"]}), ("tcpSocket", {"port": 1}), ("grpc", {"port": 1})]
 )
 def test_a_probe_of_another_kind_replaces_ours_and_keeps_its_times(kind: str, said: dict[str, Any]) -> None:

@@ -87,14 +87,14 @@ async def test_a_job_with_a_minimum_waits_with_a_workload_and_without_pods() -> 
 
 async def test_kueue_finds_room_by_what_each_set_asks_for_and_holds_nothing_else_to_be_its_owner() -> None:
     """A Workload with a controller and without pods is finished by Kueue; sidecars take room as long as their pod."""
-    template = {"spec": {"nodeSelector": {"pool": "a"}}}
+    template = {"spec": {"nodeSelector": {"pool": "a"}, "runtimeClassName": "kata", "overhead": {"memory": "1Gi"}}}
     meta = (world := await waiting(trainers={**BOUNDS, "template": template})).workload["metadata"]
     assert meta["annotations"]["kueue.x-k8s.io/is-group-workload"] == "true"
     assert [(o["kind"], o["name"], o.get("controller")) for o in meta["ownerReferences"]] == [
         ("TrainingJob", "demo", None)
     ]
     spec = {s["name"]: s["template"]["spec"] for s in world.workload["spec"]["podSets"]}
-    assert spec["trainer"]["nodeSelector"] == {"pool": "a"} and "nodeSelector" not in spec["coordinator"]
+    assert spec["trainer"].items() >= template["spec"].items() and "nodeSelector" not in spec["coordinator"]
     assert [c["restartPolicy"] for c in spec["trainer"]["initContainers"]] == ["Always"]
 
 

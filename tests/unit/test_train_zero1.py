@@ -202,7 +202,7 @@ def test_an_update_too_small_for_bf16_stays_in_the_master() -> None:
 
 @pytest.mark.parametrize(
     ("clip", "norm", "scale"),
-    [(1.0, 1.0, 1.0), (1.0, 4.0, 1 / (4.0 + 1e-6)), (8.0, 4.0, 1.0), (0.0, 1e9, 1.0), (2.0, 4.0, 2 / (4.0 + 1e-6))],
+    [(1.0, 1.0, 1.0), (1.0, 4.0, 1 / (4.0 + 1e-6)), (8.0, 4.0, 1.0), (0.0, 1e9, 1.0), (3.9, 4.0, 3.9 / (4.0 + 1e-6))],
 )
 def test_a_gradient_is_clipped_only_above_the_bound(clip: float, norm: float, scale: float) -> None:
     optimizer, _ = make(torch.float64, {"matrix": (2, 2)})

@@ -62,7 +62,7 @@ def split_template(template: Mapping[str, Any], main: str) -> tuple[dict[str, An
         return template.get("metadata") or {}, template.get("spec") or {}
     rest = {name: value for name, value in template.items() if name not in ("resources", "env")}
     own = {name: template[name] for name in ("resources", "env") if name in template}
-    containers = [dict(c) for c in rest.get("containers", ())]
+    containers = [dict(c) for c in rest.get("containers") or ()]
     if own:
         others = [c for c in containers if c["name"] != main]
         containers = [*others, {"name": main, **next((c for c in containers if c["name"] == main), {}), **own}]

@@ -46,10 +46,12 @@ def _hardened(container: dict[str, Any]) -> dict[str, Any]:
 def merged(base: Any, overlay: Any, field: str = "") -> Any:
     """`base` with all fields of `overlay`; neither is changed.
 
-    Resources are the user's or ours, never a mixture.
+    Resources are the user's or ours, never a mixture. A list of named items without a value is one without items.
     """
     if field == "resources":
         return overlay
+    if overlay is None and field in KEYS:
+        return base
     if isinstance(base, dict) and isinstance(overlay, dict):
         kept = _without_other_kinds(base, overlay)
         return {**kept, **{k: merged(kept[k], v, k) if k in kept else v for k, v in overlay.items()}}

@@ -163,7 +163,7 @@ def _on_network(spec: Manifest) -> Manifest:
 
 def _named(container: Manifest, own: dict[str, str]) -> Manifest:
     """With environment that a template cannot change, such as what differs between members."""
-    env = [e for e in container.get("env", ()) if e["name"] not in own]
+    env = [e for e in container.get("env") or () if e["name"] not in own]
     return {**container, "env": [*({"name": k, "value": v} for k, v in own.items()), *env]}
 
 

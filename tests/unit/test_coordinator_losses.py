@@ -17,7 +17,7 @@ from coxswain.layout import Device, Layout
 from coxswain.live import Held
 from coxswain.planlog import steps_key
 from tests.unit.coordinator_fakes import make_job
-from tests.unit.coordinator_lead import Lead, begun, lose, register, run_steps, training
+from tests.unit.coordinator_lead import Lead, begun, leading, lose, register, run_steps, training
 from tests.unit.coordinator_samples import agents
 from tests.unit.ladder_samples import LEFT, as_planned, at_once
 from tests.unit.test_survivors import pairs
@@ -278,6 +278,18 @@ async def test_a_trainer_whose_imports_hang_does_not_keep_the_others_from_anothe
         register(lead, *holding(lead, lead.state.session.move.step, 0, 2), back)
         await begun(lead, 3)
         assert lead.state.session.record.layout == LEFT
+
+
+async def test_a_trainer_whose_imports_hang_is_left_out_only_where_enough_others_are_there(tmp_path):
+    """Else no world would form, and what replaces a trainer that a world waits for too long would not begin."""
+    async with leading(job_of(tmp_path, 3)) as lead:
+        zero, one, two = agents(3)
+        register(lead, zero, replace(one, starting=True), two)
+        await asyncio.sleep(121)
+        found = [[member.name for member in lead.state.able(3, least)] for least in (2, 3)]
+        assert found == [["trainer-0", "trainer-2"], ["trainer-0", "trainer-1", "trainer-2"]]
+        register(lead, replace(one, instance="again", starting=True))
+        assert len(lead.state.able(3, 2)) == 3
 
 
 @pytest.mark.parametrize("action", ["None", "Warn", "Rebalance"])

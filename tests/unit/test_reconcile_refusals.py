@@ -312,10 +312,12 @@ async def test_an_object_with_the_jobs_label_and_another_owner_is_none_of_its_ch
     assert ("ConfigMap", "notes") in world.objects
 
 
-async def made_again(node: str, name: str = "demo-trainer-1-0", quota: int = 9) -> tuple[FakeCluster, Controller]:
+async def made_again(
+    node: str, name: str = "demo-trainer-1-0", quota: int = 9, refusal: str = "QuotaExceeded"
+) -> tuple[FakeCluster, Controller]:
     """A job was deleted and made again while the node of one of its pods was `node`: True, False or Unknown.
 
-    `quota`: of pods in the namespace.
+    `quota`: of pods in the namespace. `refusal`: why no more are taken.
     """
     world = await running()
     old = world.pod("trainer-1")
@@ -328,7 +330,7 @@ async def made_again(node: str, name: str = "demo-trainer-1-0", quota: int = 9) 
 
     def refuse(verb: str, what: str) -> None:
         if verb == "create" and what.startswith(PODS) and len(world.pods()) >= quota:
-            raise Denied("Forbidden", DENIALS["QuotaExceeded"])
+            raise Denied("Forbidden", DENIALS[refusal])
 
     world.before_call = refuse
     world.created.clear()
@@ -353,6 +355,15 @@ async def test_a_pod_of_an_earlier_job_on_a_dead_node_that_fills_a_quota_is_dele
     world.tick(MARGIN_SECONDS)
     await passes(world, 4, operator)
     assert len(world.created) == len(world.pods()) == 4
+
+
+async def test_a_pod_of_an_earlier_job_that_is_in_no_ones_way_is_left_to_its_node() -> None:
+    """Its name is free, and what refuses the new pods does not count pods."""
+    world, operator = await made_again("False", "demo-trainer-1-3", quota=4, refusal="AdmissionDenied")
+    world.tick(MARGIN_SECONDS)
+    await passes(world, 4, operator)
+    assert "AdmissionDenied" in message(world)
+    assert "demo-trainer-1-3" in [p["metadata"]["name"] for p in world.pods()]
 
 
 async def test_the_pods_of_a_younger_job_are_not_taken_for_leftovers() -> None:

@@ -123,9 +123,9 @@ class JobFacts:
 
     def _hangs(self, member: Register) -> bool:
         """Whether its imports take longer than others wait for."""
-        instance, since = self._importing.get(member.name, ("", 0.0))
-        if member.starting is not True or instance != member.instance:
+        if member.starting is not True:
             return False
+        _, since = self._importing[member.name]
         return asyncio.get_running_loop().time() - since > IMPORT_SECONDS
 
     def able(self, count: int, least: int) -> list[Register]:

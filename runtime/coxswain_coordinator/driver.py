@@ -25,6 +25,7 @@ from coxswain_coordinator.planning.mix_edits import Edits
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.placers import Planner
 from coxswain_coordinator.planning.plan_log import PlanLog
+from coxswain_coordinator.state.imports import is_importing
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.notifier import Topic
 from coxswain_coordinator.state.registry import index_of
@@ -212,7 +213,7 @@ class Driver:
         wishes = session, run.registry.version, run.size, run.changes.layout, run.changes.why
         if session.ending is not None or not session.started or wishes == self._met:
             return False
-        agents = [m for m in run.registry.present("trainer", run.size) if m.starting is not True]
+        agents = [m for m in run.registry.present("trainer", run.size) if not is_importing(m)]
         present, known = [index_of(m.name) for m in agents], members_of(session.record, agents)
         replaced = {index_of(m.name) for m in agents} - {index_of(m.name) for m in known}
         why = run.changes.due(world.layout, present, replaced)

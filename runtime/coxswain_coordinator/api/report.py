@@ -11,8 +11,9 @@ from coxswain.exits import Exit
 from coxswain.planlog import StrategyRecord
 from coxswain.termination import TERMINATION_BYTES, fitting
 from coxswain.trainer_figures import slow_words
-from coxswain.wire import Fault, JobReport, PredictedLayout, Register, SourceReport, StrategyReport
+from coxswain.wire import Fault, JobReport, PredictedLayout, SourceReport, StrategyReport
 from coxswain_coordinator.checkpoint.validation import manifest_key_of
+from coxswain_coordinator.state.imports import awaited_imports
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.rates import step_seconds, tokens_per_second
 from coxswain_coordinator.state.registry import join
@@ -120,8 +121,9 @@ def _waiting_for_index(state: JobState) -> str:
 
 def _waiting_for_trainers(state: JobState) -> str:
     missing = state.registry.missing("trainer", state.size)
-    if starting := [name for name in missing if _imports(state.registry.member("trainer", name))]:
-        return f"{join(starting)} to import what workers need"
+    known = (state.registry.member("trainer", name) for name in missing)
+    if why := awaited_imports(member for member in known if member is not None):
+        return why
     if missing:
         return f"{join(missing)} to register ({state.size - len(missing)} of {state.size} trainers)"
     return state.capacity_shortage or "the coordinator to form a world"
@@ -135,8 +137,8 @@ def _waiting_for_step(state: JobState) -> str:
         return f"workers to save step {session.ending.step} and leave"
     if why := _waiting_for_save(state, session):
         return why
-    if session.begun < session.book.open and (starting := _importing(state)):
-        return f"{join(starting)} to import what workers need"
+    if session.begun < session.book.open and (why := _waiting_for_imports(state)):
+        return why
     if session.begun < session.book.open:
         return f"workers to begin step {session.book.open}" if plan else f"the planner, step {session.book.open}"
     missing = session.book.missing_ranks()
@@ -149,15 +151,10 @@ def _waiting_for_step(state: JobState) -> str:
     return f"rank {join(str(r) for r in missing)} of {ranks} to finish step {session.book.open}: {late}"
 
 
-def _imports(member: Register | None) -> bool:
-    """Whether it has not registered since with workers: until they are there its agent may have to wait in its world."""
-    return member is not None and member.starting is True
-
-
-def _importing(state: JobState) -> list[str]:
-    """The trainers of this world that have no workers yet."""
+def _waiting_for_imports(state: JobState) -> str:
+    """Empty where each trainer of this world has its workers."""
     present = state.registry.present("trainer", state.changes.forming)
-    return [member.name for member in present if _imports(member) and state.trainers.works(member.name)]
+    return awaited_imports(member for member in present if state.trainers.works(member.name))
 
 
 def _waiting_for_save(state: JobState, session: Session) -> str:

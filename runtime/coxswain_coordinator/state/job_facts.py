@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from coxswain_coordinator.state.changes import Changes
 from coxswain_coordinator.state.checkpoint_events import CheckpointEvents
 from coxswain_coordinator.state.event_log import EventLog
 from coxswain_coordinator.state.history import History
+from coxswain_coordinator.state.imports import Imports
 from coxswain_coordinator.state.job_strategy import JobStrategy
 from coxswain_coordinator.state.notifier import Notifier, Topic
 from coxswain_coordinator.state.registry import MemberRegistry, index_of
@@ -39,9 +39,6 @@ from coxswain_link.garbage import Sweeps
 from coxswain_link.metrics import MetricsRegistry as Metrics
 
 log = logging.getLogger(__name__)
-
-IMPORT_SECONDS = 120.0
-"""Seconds for which others wait for a trainer that imports what workers need, where they can do without it: it may hang."""
 
 
 class JobFacts:
@@ -63,8 +60,7 @@ class JobFacts:
         self._standby = StandbyProbing(self.stragglers, self.ladder, self.record_event)
         self.guarded = Guard()  # calls of these three
         self._step_seconds = 0.0  # of a step in this world besides its tasks, by the cost model
-        # By trainer its instance, and since when it imports, by the loop's clock.
-        self._importing: dict[str, tuple[str, float]] = {}
+        self.imports = Imports()
         self.index_progress = IndexProgress(job.mix)
         self.manifest: CheckpointManifest | None = None  # the newest checkpoint
         self.data_ended = False  # there, by the plan log
@@ -114,24 +110,12 @@ class JobFacts:
         """Whether a trainer has registered that is not in the world: the next one has it."""
         here = self._here()
         others = (m for m in self.registry.present("trainer", self.size) if index_of(m.name) not in here)
-        return any(not self._hangs(member) for member in others)
-
-    def importing(self, member: Register) -> None:
-        """Records that a trainer still imports what workers need."""
-        if self._importing.get(member.name, ("", 0.0))[0] != member.instance:
-            self._importing[member.name] = member.instance, asyncio.get_running_loop().time()
-
-    def _hangs(self, member: Register) -> bool:
-        """Whether its imports take longer than others wait for."""
-        if member.starting is not True:
-            return False
-        _, since = self._importing[member.name]
-        return asyncio.get_running_loop().time() - since > IMPORT_SECONDS
+        return any(not self.imports.hang(member) for member in others)
 
     def able(self, count: int, least: int) -> list[Register]:
         """The registered ones of the first `count` trainers: without those whose imports hang, where `least` are left."""
         present = self.registry.present("trainer", count)
-        others = [member for member in present if not self._hangs(member)]
+        others = [member for member in present if not self.imports.hang(member)]
         return others if len(others) >= least else present
 
     def _here(self) -> set[int]:

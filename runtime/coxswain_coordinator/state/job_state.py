@@ -45,8 +45,7 @@ class JobState(JobSteps):
             raise Stale(f"pod {member.pod} was replaced by {successor}, which has registered")
         self.check_newest(max(member.generation, member.left or 0))
         arrival = self.registry.register(member)
-        if member.starting is True:
-            self.importing(member)
+        self.imports.record(member)
         if (
             member.role == "loader"
             and not self.index_progress.shares

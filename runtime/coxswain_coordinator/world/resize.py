@@ -6,6 +6,7 @@ from coxswain.config import JobConfig
 from coxswain.layout import Device, Layout, layout_for
 from coxswain.wire import SizeReply
 from coxswain_coordinator.capacity import capacity_fault, change_fault, devices_of
+from coxswain_coordinator.state.imports import awaited_imports
 from coxswain_coordinator.state.job_state import JobState
 from coxswain_coordinator.state.registry import join
 from coxswain_coordinator.world.presence import least_trainers
@@ -27,8 +28,8 @@ async def resize(state: JobState, trainers: int) -> SizeReply:
 def _awaited(state: JobState, trainers: int) -> str:
     if missing := state.registry.missing("trainer", trainers):
         return f"{join(missing)} to register"
-    if starting := [m.name for m in state.registry.present("trainer", trainers) if m.starting is True]:
-        return f"{join(starting)} to import what workers need"
+    if why := awaited_imports(state.registry.present("trainer", trainers)):
+        return why
     if state.session and (step := last_save(state.session)) is not None:
         return f"step {step} to be saved, since trainers that leave hold state"
     return "the world to change at a step boundary"

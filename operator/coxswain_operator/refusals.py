@@ -38,7 +38,10 @@ _ABOVE_LIMIT = "must be less than or equal to"  # a request above its limit, whi
 
 
 def fault_of(what: str, error: Refused | Retryable | Conflict) -> Fault:
-    """`what`: the object, such as `Pod demo-trainer-0-0`. Retryable: it is tried again, with a pause."""
+    """`what`: the object, such as `Pod demo-trainer-0-0`; the fault has it where the server has refused it and may not later.
+
+    Retryable: it is tried again, with a pause.
+    """
     if isinstance(error, Retryable):
         return Fault(UNAVAILABLE, f"{what}: the API server fails: {error}; it is tried again", retryable=True)
     if isinstance(error, Conflict):
@@ -48,4 +51,4 @@ def fault_of(what: str, error: Refused | Retryable | Conflict) -> Fault:
         return Fault(error.reason, error.message + f"; {_LIMITS}" * (_ABOVE_LIMIT in error.message))
     found = ((reason, out) for text, reason, out in _KNOWN if text in error.message)
     reason, way_out = next(found, (error.reason, "it is tried again"))
-    return Fault(reason, f"{what} is refused for now: {error.message}; {way_out}", retryable=True)
+    return Fault(reason, f"{what} is refused for now: {error.message}; {way_out}", retryable=True, object=what)

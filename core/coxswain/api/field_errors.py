@@ -14,6 +14,8 @@ from pydantic_core import ErrorDetails
 from coxswain.api.common import PATTERNS, Model
 from coxswain.api.peer_names import fields_of
 
+UNKNOWN_FIELD, UNSUPPORTED_VALUE = "unknown field", "unsupported value"  # how messages of these faults begin
+
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
@@ -85,7 +87,7 @@ def _translate(model: type[Model], detail: ErrorDetails, under: str) -> FieldErr
     if kind == "extra_forbidden":
         name, names = str(location[-1]), field_names(model, location[:-1])
         way_out = _peers_way_out(model, name, names, under) or nearest(name, names)
-        return FieldError(path, "unknown field", name, ", ".join(names), way_out)
+        return FieldError(path, UNKNOWN_FIELD, name, ", ".join(names), way_out)
     if kind == "missing":
         return FieldError(path, "required, but missing", way_out=f"add {location[-1]}")
     message, allowed = _SHAPES.get(kind, _plain)(detail, context)
@@ -100,7 +102,7 @@ def _plain(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:
 
 def _enumeration(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:
     allowed = str(context["expected"]).replace("'", "").replace(" or ", ", ")
-    return f"unsupported value {shorten(detail['input'])!r}", allowed
+    return f"{UNSUPPORTED_VALUE} {shorten(detail['input'])!r}", allowed
 
 
 def _pattern(detail: ErrorDetails, context: Mapping[str, Any]) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from coxswain.api.common import LABEL, LABEL_LENGTH, NAME_LENGTH, PATTERNS, SUBDOMAIN
-from coxswain.api.field_errors import FieldError, nearest, quoted, shorten
+from coxswain.api.field_errors import UNKNOWN_FIELD, FieldError, nearest, quoted, shorten
 from coxswain.api.label_faults import is_domain, key_faults, value_faults
 
 _FIELDS = (
@@ -32,7 +32,7 @@ def metadata_faults(kind: str, manifest: dict[str, Any], namespaced: bool = True
 
 def _unknown(name: str) -> FieldError:
     allowed = "name, namespace, labels, annotations, and what a cluster writes"
-    return FieldError(f"metadata.{name}", "unknown field", name, allowed, nearest(name, _FIELDS))
+    return FieldError(f"metadata.{name}", UNKNOWN_FIELD, name, allowed, nearest(name, _FIELDS))
 
 
 def _generated(metadata: dict[str, Any]) -> list[FieldError]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coxswain import names
-from coxswain.api.field_errors import FieldError, nearest, quoted, shorten
+from coxswain.api.field_errors import UNKNOWN_FIELD, FieldError, nearest, quoted, shorten
 from coxswain.api.label_faults import key_faults
 
 Schema = dict[str, Any]
@@ -114,7 +114,7 @@ def _former_faults(path: str, template: dict[str, Any], own: tuple[str, ...]) ->
         elif name not in without_effect:
             close = nearest(name, [*known, *PARTS])
             shape = "a template has metadata and spec, such as template: {spec: {nodeSelector: {gpu: h100}}}"
-            yield FieldError(f"{path}.{name}", "unknown field", name, ", ".join(PARTS), f"{close}; {shape}")
+            yield FieldError(f"{path}.{name}", UNKNOWN_FIELD, name, ", ".join(PARTS), f"{close}; {shape}")
     yield from _variable_faults(f"{path}.env", template.get("env"))
     yield from _container_faults(path, template, own)
 
@@ -169,7 +169,7 @@ def _member_faults(schema: Schema, value: dict[str, Any], path: str) -> Iterator
         if name in members or others is not None:
             yield from _faults(members.get(name, others), member, f"{path}.{name}")
         elif members:
-            yield FieldError(f"{path}.{name}", "unknown field", name, ", ".join(members), nearest(name, list(members)))
+            yield FieldError(f"{path}.{name}", UNKNOWN_FIELD, name, ", ".join(members), nearest(name, list(members)))
     for name in schema.get("required", ()):
         if value.get(name) is None:
             yield FieldError(f"{path}.{name}", "required, but missing", way_out=f"add {name}")

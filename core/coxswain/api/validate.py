@@ -9,7 +9,7 @@ from typing import Any
 from coxswain.api.auto_faults import TOO_SMALL
 from coxswain.api.cel_rules import check_rules
 from coxswain.api.crd import object_schema, schema_of
-from coxswain.api.field_errors import FieldError, parse
+from coxswain.api.field_errors import UNKNOWN_FIELD, FieldError, parse
 from coxswain.api.json_values import check_values
 from coxswain.api.kinds import BY_NAME, Kind
 from coxswain.api.layout_faults import layout_faults
@@ -80,7 +80,7 @@ def defaulted(manifest: dict[str, Any]) -> dict[str, Any]:
 def _shape(kind: Kind, manifest: dict[str, Any]) -> list[FieldError]:
     known = ("apiVersion", "kind", "metadata", "spec", *(("status",) if kind.status else ()))
     faults = [
-        FieldError(name, "unknown field", name, ", ".join(known), f"remove {name}")
+        FieldError(name, UNKNOWN_FIELD, name, ", ".join(known), f"remove {name}")
         for name in manifest
         if name not in known
     ]

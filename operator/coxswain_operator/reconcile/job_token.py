@@ -39,8 +39,8 @@ def _is_there(ctx: Context) -> bool:
     With several keys they may have mounted another one. So they have where the only key is new, as after its loss: then a pod
     that its node could not prepare asks for the Secret again.
     """
-    fault, name = ctx.observed.rejection, ctx.status.token_secret
-    refused = fault is not None and fault.message.startswith(f"Secret {name} is refused")
+    fault = ctx.observed.rejection
+    refused = fault is not None and fault.object == f"Secret {ctx.status.token_secret}"
     return refused and bool(ctx.status.incarnations) and len(ctx.observed.tokens) == 1
 
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from coxswain.api.field_errors import FieldError
+from coxswain.api.field_errors import UNKNOWN_FIELD, UNSUPPORTED_VALUE, FieldError
 from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
 from coxswain.wire import Fault
@@ -75,4 +75,4 @@ def _resolved(content: bytes) -> Resolution:
 
 def _is_newer(fault: FieldError) -> bool:
     """Whether the API server knows the field or value, as it does not look into templates in whole: else it had refused it."""
-    return fault.message.startswith(("unknown field", "unsupported value")) and ".template" not in fault.path
+    return fault.message.startswith((UNKNOWN_FIELD, UNSUPPORTED_VALUE)) and ".template" not in fault.path

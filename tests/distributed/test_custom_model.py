@@ -30,6 +30,7 @@ from coxswain_train.engine.draws import seed_draws
 from coxswain_train.engine.memory import MemoryPolicy, Recompute
 from coxswain_train.engine.schedule import learning_rate
 from coxswain_train.model.custom import decoder_of, shared_weights
+from coxswain_train.model.custom_faults import missing_positions
 from coxswain_train.model.init_weights import init_box
 from coxswain_train.model.tensor_parallel import ModelPart
 from tests.distributed import training
@@ -366,6 +367,16 @@ def test_a_table_of_positions_shorter_than_the_longest_sequence_is_refused_with_
     with nullcontext() if fits else pytest.raises(Refused, match=says):
         decoder_of(model, training.VOCABULARY, longest=longest)
     assert decoder_of(model, training.VOCABULARY).weights()  # of a run that goes on
+
+
+def test_a_model_that_finds_no_position_at_all_is_not_taken_for_one_with_a_short_table() -> None:
+    """Something else is out of its range, and the first step names it."""
+
+    class Lost:
+        def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            raise IndexError("another table")
+
+    assert missing_positions(Lost(), 64) == ""
 
 
 class OneOfTwo:

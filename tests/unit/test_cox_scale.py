@@ -154,6 +154,14 @@ def test_each_option_that_names_a_place_leads_to_the_cluster_there(
     assert asked == [(str(workdir), 3)]
 
 
+class Scaling(ApiServer):
+    """Takes each number of trainers."""
+
+    def do_PATCH(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(200, {})
+
+
 ENDS = {
     "False": "; but the job has failed: to train on with them, `kubectl annotate --kubeconfig {at} --context 'at here' "
     "--namespace team --overwrite tj demo coxswain.dev/retry=VALUE` with another VALUE each time\n",
@@ -167,15 +175,24 @@ ENDS = {
 def test_a_number_that_a_job_of_a_cluster_takes_behind_its_end_is_said_to_wait_for_another_attempt(
     succeeded: str, said: str, tmp_path: Path
 ) -> None:
-    class Taking(ApiServer):
+    class Open(Scaling):
         def do_GET(self) -> None:
             conditions = [{"type": "Succeeded", "status": succeeded}]
             self._answer(200, {"metadata": {"name": "demo"}, "status": {"conditions": conditions}})
 
-        def do_PATCH(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self._answer(200, {})
-
-    with serving(Taking, tmp_path) as path:
+    with serving(Open, tmp_path) as path:
         code, output = scale("demo", 3, "--kubeconfig", path, "--context", "at here", "--namespace", "team")
     assert code == 0 and f": asked for 3 trainers{said.format(at=shlex.quote(str(path)))}" in output
+
+
+@pytest.mark.timeout(60)
+def test_a_user_that_may_scale_a_job_of_a_cluster_and_not_read_it_scales_it(tmp_path: Path) -> None:
+    class Reserved(Scaling):
+        def do_GET(self) -> None:
+            self._answer(
+                403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "trainingjobs is forbidden"}
+            )
+
+    with serving(Reserved, tmp_path) as path:
+        code, output = scale("demo", 3, "--kubeconfig", path, "--context", "at here", "--namespace", "team")
+    assert code == 0 and output.endswith(": asked for 3 trainers\n")

@@ -305,6 +305,13 @@ def test_credentials_that_have_run_out_are_named_also_where_an_answer_to_head_al
         behind.head("key")
 
 
+def test_an_answer_to_head_that_says_all_is_asked_for_once(answers, behind):
+    answers.RequestHandlerClass.status = 403
+    with pytest.raises(Denied):
+        behind.head("key")
+    assert answers.RequestHandlerClass.asked == 1
+
+
 WHEN = {"Last-Modified": "Sun, 29 Nov 2026 00:00:00 GMT"}
 
 

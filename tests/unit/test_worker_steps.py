@@ -13,7 +13,7 @@ from coxswain.wire import StepReport, World
 from coxswain_train.engine.engine import StepResult
 from tests.step_samples import plan
 from tests.unit import report_samples
-from tests.unit.worker_fakes import FakeEngine, Running
+from tests.unit.worker_fakes import BrokenOff, FakeEngine, Running
 
 EVALUATED = 1000.0
 
@@ -65,3 +65,19 @@ def test_garbage_is_collected_between_the_steps_of_a_world_and_behind_it_at_any_
     reports(engine)
     assert engine.collects == [False, False]
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("checkpoint", "begins"), [("", True), ("manifests/step-0000000003.json", False)])
+def test_a_model_has_to_embed_the_longest_sequence_that_a_job_allows_only_where_its_run_begins(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: str, begins: bool
+) -> None:
+    """A run that goes on could change neither number, and may never meet such a sequence."""
+    job, layout, asked = report_samples.job(), uniform_layout([Device(0, 0)], 4), list[int]()
+
+    def engine(*arguments: Any) -> Any:
+        asked.append(arguments[-1])
+        raise BrokenOff
+
+    world = World(1, 3, layout, layout.ranks(), ("t",), (), checkpoint=checkpoint)
+    Running(monkeypatch, job, world, engine).run()
+    assert asked == [job.batch.max_sequence_tokens if begins else 0]

@@ -130,6 +130,14 @@ def test_worlds_of_other_layouts_between_them_are_no_failures_in_a_row() -> None
         assert changes.failed is None
 
 
+def test_the_first_failure_of_a_layout_that_was_not_requested_says_nothing_of_it() -> None:
+    """Another layout was, untried as the devices changed."""
+    changes = requested(ASIDE)
+    changes.entered(on(0, 1, 2))
+    changes.withdraw(on(0, 1, 2))
+    assert changes.failed is None
+
+
 def test_a_world_that_takes_an_untried_layout_over_has_not_tried_it() -> None:
     """The first world was planned away before a step: the second one has the layout of the first."""
     changes = requested(ASIDE)

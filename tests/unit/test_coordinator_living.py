@@ -208,6 +208,9 @@ def test_a_worker_is_believed_only_what_its_device_and_pod_can_hold_of_that_gene
 ):
     member = replace(agents(2)[trainer], pod=pod, held=(held,))
     assert list(standings(layout, [member], BEFORE)) == ([] if rank is None else [(rank, held)])
+    other = Held(1, 3, 0, 4)  # of a device without a seat: it says nothing of the next one
+    both = replace(member, held=(other, held))
+    assert list(standings(layout, [both], BEFORE)) == list(standings(layout, [member], BEFORE))
 
 
 async def lost(lead: Lead) -> list[wire.Register]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,10 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain import wire
-from coxswain.config import RecoveryConfig, ReplicaShape, StageShape
+from coxswain.config import CustomModel, RecoveryConfig, ReplicaShape, StageShape
+from coxswain.cost.constants import device_memory
+from coxswain.cost.memory import RESERVED
+from coxswain.layout import Device, Layout, uniform_layout
 from coxswain.presets import PRESETS
 from coxswain_coordinator.api.handlers import Handlers
 from coxswain_coordinator.api.report import job_report
+from coxswain_coordinator.capacity import change_fault
 from coxswain_coordinator.world.presence import are_gathered
 from coxswain_coordinator.world.resize import refusal, resize
 from coxswain_link.http_server import HttpService
@@ -243,6 +248,18 @@ def test_a_number_is_refused_whose_state_does_not_fit_beside_that_of_the_present
     found = refusal(job, size, trainers)
     assert found.startswith("" if fits else "MemoryTooSmall: trainer-0 device 0 would hold ") and bool(found) != fits
     assert refusal(replace(job, parallelism=replace(job.parallelism, hardware="cpu")), size, trainers) == ""
+    own = replace(job.model, custom=CustomModel(path="my_models:Wide"))
+    assert refusal(replace(job, model=own), size, trainers) == "", "what it takes is not known"
+
+
+def test_the_refusal_says_in_gib_what_the_state_would_take_and_what_there_is(tmp_path):
+    job = make_job(tmp_path, model=PRESETS["llama-7b"], recovery=RecoveryConfig(copies=False))
+    job = replace(job, parallelism=replace(job.parallelism, hardware="a100-80g"))
+    found = refusal(job, 2, 3)
+    size, beside, limit = (float(figure) for figure in re.findall(r"([0-9.]+) GiB", found))
+    assert (beside, limit) == (round(RESERVED / 2**30, 1), round(device_memory("a100-80g") / 2**30, 1))
+    assert limit - beside < size < 3 * limit
+    assert change_fault(job, uniform_layout([Device(0, 0)], 32), Layout((), (Device(0, 0),))) == "", "nothing is held"
 
 
 @pytest.mark.parametrize(

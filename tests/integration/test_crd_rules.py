@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -72,12 +73,14 @@ def ask(api: ApiServer, new: Manifest, old: Manifest | None) -> Verdict:
         api.http.delete(place)
 
 
+_BEFORE = re.compile(r'^Invalid value: (?:"object": )?')
+"""Servers before 1.35 also name the kind of what is refused."""
+
+
 def verdict(answer: Any) -> Verdict:
     """(field, message) of every cause, without what the server puts before a rule's words."""
     if answer.is_success:
         return set()
     assert answer.status_code == 422, answer.text
     causes = answer.json()["details"]["causes"]
-    return {
-        (cause["field"].removeprefix("<nil>"), cause["message"].removeprefix("Invalid value: ")) for cause in causes
-    }
+    return {(cause["field"].removeprefix("<nil>"), _BEFORE.sub("", cause["message"])) for cause in causes}

@@ -200,3 +200,15 @@ async def test_a_trainer_without_a_node_has_waited_long_enough_in_the_second_of_
     world.tick(created + node_request.PATIENCE_SECONDS - early - world.now)
     await passes(world, 1)
     assert quarantined(world) == nodes
+
+
+async def test_a_trainer_waits_for_another_node_as_long_where_the_servers_clock_is_behind() -> None:
+    world = await left_for_another()
+    created = world.pod("trainer-1")["metadata"]["creationTimestamp"]
+    world.pod("trainer-1")["metadata"]["creationTimestamp"] = stamp(seconds(created) - 600)
+    world.tick(node_request.PATIENCE_SECONDS - 10)
+    await passes(world, 1)
+    assert quarantined(world) == [SLOW.node]
+    world.tick(10)
+    await passes(world, 1)
+    assert quarantined(world) == []

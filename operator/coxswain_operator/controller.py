@@ -15,6 +15,7 @@ from coxswain_operator.children.scheduling import has_minimum
 from coxswain_operator.clock import SteadyClock
 from coxswain_operator.cluster import Cluster, Denied, JobControl
 from coxswain_operator.executor import ActionExecutor
+from coxswain_operator.grace_periods import GracePeriods
 from coxswain_operator.node_decoding import quarantine_view, standing
 from coxswain_operator.pod_decoding import child_view, holder_view, with_nodes
 from coxswain_operator.reconcile import live_size, queueing, reconcile
@@ -66,6 +67,7 @@ class Controller:
         self._settings = settings or Settings()
         self._poll_seconds, self._on_report = poll_seconds, on_report
         self._executor = ActionExecutor(cluster, control, self._settings.at_once)
+        self._grace = GracePeriods()
 
     async def reconcile_job(self, namespace: str, name: str) -> RequeueDelay | None:
         """Runs one pass; returns the delay until the next. Raises as `pass_once`; None: no such job
@@ -172,7 +174,8 @@ class Controller:
         if not asked and not any(p.deleting or p.disruption for p in pods):
             return tuple(pods)
         nodes = await self._cluster.nodes()
-        return tuple(pods) if nodes is None else with_nodes(pods, nodes)
+        dated = self._grace.dated(pods, self._clock())
+        return dated if nodes is None else with_nodes(dated, nodes)
 
     async def _report(self, job: Manifest) -> JobReport | None:
         report = None if read_status(job).ended else await self._control.report(job)

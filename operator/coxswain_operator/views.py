@@ -51,6 +51,8 @@ class PodView:
     scheduled: float = 0.0
     finished: float = 0.0
     deletes_at: float = 0.0  # end of its grace period
+    grace: float = 0.0  # seconds that its deletion gives it
+    grace_ends: float = 0.0  # by the operator's clock, from when it first saw the deletion
     ready_since: float = 0.0  # 0 also where it is not ready
     ip: str = ""
     waiting: str = ""  # why a container does not start, such as ImagePullBackOff; empty for the ordinary reasons

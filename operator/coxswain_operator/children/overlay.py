@@ -15,10 +15,12 @@ _KINDS = (
     ("httpGet", "exec", "tcpSocket", "grpc"),
 )
 
+_NO_CLASS = ("runtimeClassName", "")  # none by Kubernetes' reference, yet its API server fails with 500
+
 
 def overlaid(spec: dict[str, Any], template: dict[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
     """A user's pod spec over ours. `others`: containers of the template that belong to pods of another role."""
-    wanted = {k: v for k, v in template.items() if v is not None}
+    wanted = {k: v for k, v in template.items() if v is not None and (k, v) != _NO_CLASS}
     if "containers" in wanted:
         wanted["containers"] = [c for c in wanted["containers"] if c["name"] not in others]
     laid: dict[str, Any] = merged({**spec, "tolerations": _tolerations(spec, wanted)}, wanted)
@@ -63,9 +65,11 @@ def merged(base: Any, overlay: Any, field: str = "") -> Any:
 def _lists(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
     if not key:
         return [*base, *overlay]
-    changes = {item[key]: item for item in overlay}
-    kept = [merged(item, changes.pop(item[key])) if item[key] in changes else item for item in base]
-    return [*kept, *changes.values()]
+    """One of the overlay is laid over ours; others of the same key, such as the UDP port of a TCP port, stay beside it."""
+    changes = {item[key]: item for item in reversed(overlay)}
+    kept = [merged(item, changes[item[key]]) if item[key] in changes else item for item in base]
+    used = [changes[item[key]] for item in base if item[key] in changes]
+    return [*kept, *(item for item in overlay if not any(item is one for one in used))]
 
 
 def _without_other_kinds(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:

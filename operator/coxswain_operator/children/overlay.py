@@ -11,9 +11,14 @@ KEYS = {
 }  # fmt: skip
 # A volume and a probe have one kind: the user's replaces ours.
 _KINDS = (
-    ("emptyDir", "hostPath", "persistentVolumeClaim", "ephemeral", "csi"),
+    (
+        "awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "configMap", "csi", "downwardAPI", "emptyDir",
+        "ephemeral", "fc", "flexVolume", "flocker", "gcePersistentDisk", "gitRepo", "glusterfs", "hostPath", "image", "iscsi",
+        "nfs", "persistentVolumeClaim", "photonPersistentDisk", "portworxVolume", "projected", "quobyte", "rbd", "scaleIO",
+        "secret", "storageos", "vsphereVolume",
+    ),
     ("httpGet", "exec", "tcpSocket", "grpc"),
-)
+)  # fmt: skip
 
 _NO_CLASS = ("runtimeClassName", "")  # none by Kubernetes' reference, yet its API server fails with 500
 

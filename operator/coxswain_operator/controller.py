@@ -15,7 +15,6 @@ from coxswain_operator.children.scheduling import has_minimum
 from coxswain_operator.clock import SteadyClock
 from coxswain_operator.cluster import Cluster, Denied, JobControl
 from coxswain_operator.executor import ActionExecutor
-from coxswain_operator.grace_periods import GracePeriods
 from coxswain_operator.node_decoding import quarantine_view, standing
 from coxswain_operator.pod_decoding import child_view, holder_view, with_nodes
 from coxswain_operator.reconcile import live_size, queueing, reconcile
@@ -33,6 +32,7 @@ from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.refusals import QUOTA
 from coxswain_operator.settings import Settings
+from coxswain_operator.sightings import Sightings
 from coxswain_operator.views import AdmissionView, HolderView, Manifest, PodView, QuarantineView, retry_requested
 from coxswain_operator.workqueue import RequeueDelay
 
@@ -67,7 +67,7 @@ class Controller:
         self._settings = settings or Settings()
         self._poll_seconds, self._on_report = poll_seconds, on_report
         self._executor = ActionExecutor(cluster, control, self._settings.at_once)
-        self._grace = GracePeriods()
+        self._sightings = Sightings()
 
     async def reconcile_job(self, namespace: str, name: str) -> RequeueDelay | None:
         """Runs one pass; returns the delay until the next. Raises as `pass_once`; None: no such job
@@ -171,10 +171,10 @@ class Controller:
         return await self._with_nodes(pods, asked)
 
     async def _with_nodes(self, pods: Sequence[PodView], asked: bool = False) -> tuple[PodView, ...]:
+        dated = self._sightings.dated(pods, self._clock())
         if not asked and not any(p.deleting or p.disruption for p in pods):
-            return tuple(pods)
+            return dated
         nodes = await self._cluster.nodes()
-        dated = self._grace.dated(pods, self._clock())
         return dated if nodes is None else with_nodes(dated, nodes)
 
     async def _report(self, job: Manifest) -> JobReport | None:

@@ -8,10 +8,10 @@ import pytest
 
 from coxswain_operator.clock import SLEW, SteadyClock
 from coxswain_operator.controller import Controller
-from coxswain_operator.grace_periods import FORGOTTEN_SECONDS, GracePeriods
 from coxswain_operator.reconcile.force_delete import LATE_SECONDS, MARGIN_SECONDS
 from coxswain_operator.reconcile.times import stamp
-from tests.unit.fake_cluster import NAMESPACE, FakeCluster
+from coxswain_operator.sightings import FORGOTTEN_SECONDS, Sightings
+from tests.unit.fake_cluster import NAMESPACE, FakeCluster, with_job
 from tests.unit.reconcile_scenes import TRAINER
 from tests.unit.test_reconcile_lifecycle import running
 
@@ -128,7 +128,7 @@ async def test_a_new_operator_waits_once_more_for_a_deletion_that_it_finds() -> 
 
 
 def test_a_deletion_that_is_repeated_with_less_grace_ends_sooner_and_never_later() -> None:
-    periods, pod = GracePeriods(), replace(TRAINER, deleting=True, grace=100.0)
+    periods, pod = Sightings(), replace(TRAINER, deleting=True, grace=100.0)
     ends = [
         periods.dated([replace(pod, grace=g)], now)[0].grace_ends
         for g, now in ((100, 0), (100, 50), (10, 60), (90, 61))
@@ -137,8 +137,34 @@ def test_a_deletion_that_is_repeated_with_less_grace_ends_sooner_and_never_later
 
 
 def test_a_deletion_is_known_as_long_as_passes_see_it_and_no_longer() -> None:
-    periods, pod, day = GracePeriods(), replace(TRAINER, deleting=True), 24 * HOUR
+    periods, pod, day = Sightings(), replace(TRAINER, deleting=True), 24 * HOUR
     seen = [periods.dated([pod], now)[0].grace_ends for now in (0.0, FORGOTTEN_SECONDS - 1, 1.5 * FORGOTTEN_SECONDS)]
     periods.dated([], day)
     assert (seen, periods.dated([pod], day)[0].grace_ends) == ([0.0, 0.0, 0.0], day)
     assert periods.dated([replace(pod, deleting=False)], day)[0].grace_ends == 0.0
+
+
+@pytest.mark.parametrize("ahead", [0.0, -BACK, BACK])
+async def test_a_pod_has_the_same_time_to_start_however_far_the_clocks_are_apart(ahead: float) -> None:
+    world = with_job(startTimeoutSeconds=600)
+    operator = Controller(world, world, lambda: world.now + ahead)
+    for _ in range(4):
+        await operator.pass_once(NAMESPACE, "demo")
+    world.unprepared(world.pod("trainer-0"))
+    for waited, counted, said in ((29, 0, False), (31, 0, True), (530, 0, True), (60, 1, True)):
+        world.tick(waited)
+        await operator.pass_once(NAMESPACE, "demo")
+        assert world.job["status"]["restarts"]["counted"] == counted
+        assert ("NotPrepared" in world.condition("PodsReady")["message"]) is said
+
+
+def test_of_pods_whose_dates_are_in_order_nothing_is_changed() -> None:
+    sightings, pods = Sightings(), (TRAINER, replace(TRAINER, phase="Pending", created=9.0, scheduled=10.0))
+    assert sightings.dated(pods, 10.0) == pods
+
+
+def test_a_pod_that_seems_to_be_made_in_the_future_was_made_when_it_was_first_seen() -> None:
+    sightings, pod = Sightings(), replace(TRAINER, phase="Pending", created=100.0)
+    placed = replace(pod, scheduled=105.0)
+    seen = [sightings.dated([p], now)[0] for p, now in ((pod, 40.0), (pod, 60.0), (placed, 44.0), (placed, 200.0))]
+    assert [(p.created - p.lead, p.scheduled) for p in seen] == [(40.0, 0.0), (40.0, 0.0), (39.0, 44.0), (39.0, 44.0)]

@@ -237,6 +237,14 @@ def test_a_runtime_class_without_a_name_is_none(name: str, given: bool) -> None:
     assert ("runtimeClassName" in made("trainer-1", trainers={"count": 2, "template": template})["spec"]) is given
 
 
+@pytest.mark.parametrize(("given", "kept"), [(None, 60), (0, 1), (-1, 1), (1, 1), (600, 600)])
+def test_a_pod_has_a_second_at_least_to_end(given: int | None, kept: int) -> None:
+    """The API server removes one with 0 at once: its successor would start while its processes still run."""
+    template = {"spec": {"terminationGracePeriodSeconds": given}}
+    spec = made("trainer-1", trainers={"count": 2, "template": template})["spec"]
+    assert spec["terminationGracePeriodSeconds"] == kept
+
+
 def test_containers_of_the_data_template_go_to_the_pods_of_their_name() -> None:
     def sized(name: str, memory: str) -> Manifest:
         return {"name": name, "resources": {"requests": {"memory": memory}}, "env": [{"name": "A", "value": memory}]}

@@ -237,6 +237,23 @@ def test_a_runtime_class_without_a_name_is_none(name: str, given: bool) -> None:
     assert ("runtimeClassName" in made("trainer-1", trainers={"count": 2, "template": template})["spec"]) is given
 
 
+def test_a_name_that_is_empty_is_none() -> None:
+    names = ("schedulerName", "priorityClassName", "serviceAccountName", "nodeName", "dnsPolicy", "preemptionPolicy")
+    template, own = {"spec": dict.fromkeys(names, "")}, {"scheduling": {"priorityClassName": "high"}}
+    laid, plain = (made("trainer-1", trainers={"count": 2, "template": t}, **own)["spec"] for t in (template, {}))
+    assert laid == plain and plain["priorityClassName"] == "high"
+
+
+def test_an_image_that_is_empty_is_ours_and_a_variable_may_be_empty() -> None:
+    container = {"name": "trainer", "image": "", "imagePullPolicy": "", "env": [{"name": "HOME", "value": ""}]}
+    plain, *_ = made("trainer-1")["spec"]["containers"]
+    laid, *_ = made("trainer-1", trainers={"count": 2, "template": {"spec": {"containers": [container]}}})["spec"][
+        "containers"
+    ]
+    assert (laid["image"], laid["imagePullPolicy"]) == (plain["image"], plain["imagePullPolicy"])
+    assert environment(laid)["HOME"] == ""
+
+
 @pytest.mark.parametrize(("given", "kept"), [(None, 60), (0, 1), (-1, 1), (1, 1), (600, 600)])
 def test_a_pod_has_a_second_at_least_to_end(given: int | None, kept: int) -> None:
     """The API server removes one with 0 at once: its successor would start while its processes still run."""

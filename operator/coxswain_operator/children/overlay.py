@@ -19,13 +19,15 @@ _KINDS = (
     ),
     ("httpGet", "exec", "tcpSocket", "grpc"),
 )  # fmt: skip
-
-_NO_CLASS = ("runtimeClassName", "")  # none by Kubernetes' reference, yet its API server fails with 500
+_NAMED = ("image", "imagePullPolicy")  # of a container: where one is empty, ours stays
 
 
 def overlaid(spec: dict[str, Any], template: dict[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A user's pod spec over ours. `others`: containers of the template that belong to pods of another role."""
-    wanted = {k: v for k, v in template.items() if v is not None and (k, v) != _NO_CLASS}
+    """A user's pod spec over ours. `others`: containers of the template that belong to pods of another role.
+
+    A name that is empty is none, as to Kubernetes: over ours it would take the scheduler away, say.
+    """
+    wanted = {k: v for k, v in template.items() if v is not None and v != ""}
     if "containers" in wanted:
         wanted["containers"] = [c for c in wanted["containers"] if c["name"] not in others]
     laid: dict[str, Any] = merged({**spec, "tolerations": _tolerations(spec, wanted)}, wanted)
@@ -57,7 +59,7 @@ def merged(base: Any, overlay: Any, field: str = "") -> Any:
     """
     if field == "resources":
         return overlay
-    if overlay is None and field in KEYS:
+    if (overlay is None and field in KEYS) or (overlay == "" and field in _NAMED):
         return base
     if isinstance(base, dict) and isinstance(overlay, dict):
         kept = _without_other_kinds(base, overlay)

@@ -75,6 +75,7 @@ async def test_a_long_reason_is_cut_to_what_the_status_can_hold() -> None:
     assert len(world.job["status"]["keptNode"]["message"]) == 1024
 
 
+HOUR = 3600.0
 FOREIGN = [
     ("node-of-another-job", "trainer-1"),
     ("node-of-trainer-0", "trainer-1"),
@@ -212,3 +213,19 @@ async def test_a_trainer_waits_for_another_node_as_long_where_the_servers_clock_
     world.tick(10)
     await passes(world, 1)
     assert quarantined(world) == []
+
+
+@pytest.mark.parametrize("ahead", [-HOUR, 0.0, HOUR])
+@pytest.mark.parametrize(("waited", "nodes"), [(590, ["elsewhere"]), (600, ["elsewhere", SLOW.node])])
+async def test_quarantines_are_ten_minutes_apart_however_far_the_servers_clock_is_from_the_operators(
+    ahead: float, waited: int, nodes: list[str]
+) -> None:
+    world = await asking()
+    node(world, "spare")
+    quarantine_of(world, "elsewhere", "another")
+    other = world.objects["NodeQuarantine", "elsewhere"]
+    other["spec"]["until"] = stamp(world.now + node_request.QUARANTINE_SECONDS)
+    other["metadata"]["creationTimestamp"] = stamp(world.now + ahead)
+    world.tick(waited)
+    await passes(world, 1, changed_settings(SETTINGS, quarantine_limit=9))
+    assert quarantined(world) == nodes

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from coxswain_operator.clock import SLEW
 from coxswain_operator.views import PodView
 
+AHEAD_SECONDS = 5.0  # clocks that are nearer to one another are together: of thousands of pods nothing must be kept
 FORGOTTEN_SECONDS = 3600.0  # a pod that no pass has seen for that long is gone
 
 
@@ -25,7 +26,7 @@ class Sightings:
     """Counts from when this process first saw what a date stands for.
 
     A new operator counts again from the beginning, so a deletion is late by one more grace period at most. Nothing is kept of a
-    pod that is not being deleted and has no date in the future.
+    pod that is not being deleted and has no date far in the future.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Sightings:
 
     def _dated(self, pod: PodView, now: float) -> PodView:
         ahead = max(pod.created, pod.scheduled) - now if pod.phase == "Pending" else 0.0
-        if ahead <= 0 and not pod.deleting and pod.uid not in self._known:
+        if ahead < AHEAD_SECONDS and not pod.deleting and pod.uid not in self._known:
             return pod
         before = self._known.get(pod.uid, _NONE)
         ends = min(before.grace_ends, _end(pod, now)) if pod.deleting else before.grace_ends

@@ -10,7 +10,7 @@ from coxswain_operator.clock import SLEW, SteadyClock
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile.force_delete import LATE_SECONDS, MARGIN_SECONDS
 from coxswain_operator.reconcile.times import stamp
-from coxswain_operator.sightings import FORGOTTEN_SECONDS, Sightings
+from coxswain_operator.sightings import AHEAD_SECONDS, FORGOTTEN_SECONDS, Sightings
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, with_job
 from tests.unit.reconcile_scenes import TRAINER
 from tests.unit.test_reconcile_lifecycle import running
@@ -159,8 +159,9 @@ async def test_a_pod_has_the_same_time_to_start_however_far_the_clocks_are_apart
 
 
 def test_of_pods_whose_dates_are_in_order_nothing_is_changed() -> None:
-    sightings, pods = Sightings(), (TRAINER, replace(TRAINER, phase="Pending", created=9.0, scheduled=10.0))
-    assert sightings.dated(pods, 10.0) == pods
+    sightings, nearly = Sightings(), 10.0 + AHEAD_SECONDS - 0.1
+    pods = (TRAINER, replace(TRAINER, phase="Pending", created=9.0, scheduled=nearly))
+    assert all(dated is pod for dated, pod in zip(sightings.dated(pods, 10.0), pods, strict=True))
 
 
 def test_a_pod_that_seems_to_be_made_in_the_future_was_made_when_it_was_first_seen() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from coxswain_operator.clock import SLEW, SteadyClock
 from coxswain_operator.controller import Controller
+from coxswain_operator.reconcile import incarnations
 from coxswain_operator.reconcile.force_delete import LATE_SECONDS, MARGIN_SECONDS
+from coxswain_operator.reconcile.status import Incarnation
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.sightings import AHEAD_SECONDS, FORGOTTEN_SECONDS, Sightings
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, with_job
@@ -169,3 +171,10 @@ def test_a_pod_that_seems_to_be_made_in_the_future_was_made_when_it_was_first_se
     placed = replace(pod, scheduled=105.0)
     seen = [sightings.dated([p], now)[0] for p, now in ((pod, 40.0), (pod, 60.0), (placed, 44.0), (placed, 200.0))]
     assert [(p.created - p.lead, p.scheduled) for p in seen] == [(40.0, 0.0), (40.0, 0.0), (39.0, 44.0), (39.0, 44.0)]
+
+
+@pytest.mark.parametrize(("since", "starts"), [(0.0, False), (-59.0, False), (-60.0, True), (1.0, True), (HOUR, True)])
+def test_a_back_off_that_begins_in_the_future_is_over(since: float, starts: bool) -> None:
+    """It stems from before the clock was set back. One of the same second has begun."""
+    entry = Incarnation(name="trainer-1", number=1, since=stamp(HOUR + since), delay_seconds=60)
+    assert incarnations.may_start(entry, HOUR) is starts

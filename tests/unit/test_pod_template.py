@@ -230,6 +230,14 @@ def test_ports_of_one_number_and_two_protocols_reach_the_pod() -> None:
     assert [port for port in container["ports"] if port["containerPort"] == 8000] == both
 
 
+def test_of_two_ports_of_our_number_the_first_is_laid_over_ours() -> None:
+    (ours,) = made("trainer-1")["spec"]["containers"][0]["ports"]
+    theirs = [{"containerPort": ours["containerPort"], "hostIP": ip} for ip in ("10.0.0.1", "10.0.0.2")]
+    template = {"spec": {"containers": [{"name": "trainer", "ports": theirs}]}}
+    container, *_ = made("trainer-1", trainers={"count": 2, "template": template})["spec"]["containers"]
+    assert container["ports"] == [{**ours, **theirs[0]}, theirs[1]]
+
+
 @pytest.mark.parametrize(("name", "given"), [("", False), ("gvisor", True)])
 def test_a_runtime_class_without_a_name_is_none(name: str, given: bool) -> None:
     """The API server answers 500 to it, as it would to what may be tried again."""

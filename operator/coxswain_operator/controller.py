@@ -32,6 +32,7 @@ from coxswain_operator.reconcile.spec import read_spec
 from coxswain_operator.reconcile.status import read_status
 from coxswain_operator.refusals import QUOTA
 from coxswain_operator.settings import Settings
+from coxswain_operator.sightings import Sightings
 from coxswain_operator.views import AdmissionView, HolderView, Manifest, PodView, QuarantineView, retry_requested
 from coxswain_operator.workqueue import RequeueDelay
 
@@ -66,6 +67,7 @@ class Controller:
         self._settings = settings or Settings()
         self._poll_seconds, self._on_report = poll_seconds, on_report
         self._executor = ActionExecutor(cluster, control, self._settings.at_once)
+        self._sightings = Sightings()
 
     async def reconcile_job(self, namespace: str, name: str) -> RequeueDelay | None:
         """Runs one pass; returns the delay until the next. Raises as `pass_once`; None: no such job
@@ -169,10 +171,11 @@ class Controller:
         return await self._with_nodes(pods, asked)
 
     async def _with_nodes(self, pods: Sequence[PodView], asked: bool = False) -> tuple[PodView, ...]:
+        dated = self._sightings.dated(pods, self._clock())
         if not asked and not any(p.deleting or p.disruption for p in pods):
-            return tuple(pods)
+            return dated
         nodes = await self._cluster.nodes()
-        return tuple(pods) if nodes is None else with_nodes(pods, nodes)
+        return dated if nodes is None else with_nodes(dated, nodes)
 
     async def _report(self, job: Manifest) -> JobReport | None:
         report = None if read_status(job).ended else await self._control.report(job)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -37,6 +39,11 @@ class Timing:
             raise Refused("InvalidLeaseTiming", f"{found}: {rule}; the usual values are 15, 10 and 2")
 
 
+def _asleep() -> float:
+    """Seconds that this machine has been suspended since it started: the event loop's clock stands meanwhile."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 class Leader:
     """One candidate. All times are of its own event loop; clocks of machines are never compared.
 
@@ -44,13 +51,20 @@ class Leader:
     """
 
     def __init__(
-        self, connection: Connection, namespace: str, name: str, identity: str, timing: Timing | None = None
+        self,
+        connection: Connection,
+        namespace: str,
+        name: str,
+        identity: str,
+        timing: Timing | None = None,
+        asleep: Callable[[], float] = _asleep,
     ) -> None:
         self._connection, self._namespace, self._name = connection, namespace, name
         self._identity, self._timing = identity, timing or Timing()
         self._seen: tuple[str, float] = ("", 0.0)  # the Lease's version, and when it was first seen
         self._written: Manifest | None = None  # the Lease as the last own write left it
         self._lost = False
+        self._asleep, self._asleep_before = asleep, asleep()  # the latter as of `renewed`
         self.renewed = 0.0  # when the last successful renewal was sent; 0: not the leader
 
     async def acquire(self) -> None:
@@ -84,7 +98,7 @@ class Leader:
 
     async def _attempt_in_time(self) -> bool:
         """Raises TimeoutError `renew` seconds after the last good renewal; unsent if they are over already, as after a stop."""
-        left = self.renewed + self._timing.renew - _clock()
+        left = self._left
         if left <= 0:
             raise TimeoutError
         async with asyncio.timeout(left):
@@ -92,8 +106,14 @@ class Leader:
 
     def may_write(self) -> bool:
         """False once the Lease is lost or its last renewal is too old, also before `hold` has noticed: a process may be stopped
-        for a while."""
-        return not self._lost and (not self.renewed or _clock() < self.renewed + self._timing.renew)
+        for a while, and its machine suspended."""
+        return not self._lost and (not self.renewed or self._left > 0)
+
+    @property
+    def _left(self) -> float:
+        """Seconds until the last renewal is too old. Two clocks that are read one after the other differ by a little."""
+        asleep = self._asleep() - self._asleep_before
+        return self.renewed + self._timing.renew - _clock() - (asleep if asleep >= 1 else 0)
 
     async def release(self) -> None:
         """Lets another candidate take over at once. The caller has stopped acting."""
@@ -107,10 +127,10 @@ class Leader:
         A renewal counts from when it was sent: the server may have stored it at once.
         """
         while True:
-            started = _clock()
+            started, asleep = _clock(), self._asleep()
             try:
                 if await self._take():
-                    self.renewed = started
+                    self.renewed, self._asleep_before = started, asleep
                     return True
                 return False
             except (Retryable, Refused, NotFound) as error:  # the last: the namespace is gone

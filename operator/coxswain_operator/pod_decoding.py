@@ -182,6 +182,7 @@ def view_of(pod: Pod) -> PodView:
         finished=dated(ended.finished_at),
         ready_since=dated(_condition(status, "Ready", "True").last_transition_time),
         deletes_at=_seconds(meta.deletion_timestamp),
+        grace=float(meta.deletion_grace_period_seconds or 0),
         ip=status.pod_ip or "",
         waiting=sys.intern(waiting.reason or ""),
         waiting_message=sys.intern(waiting.message or ""),

@@ -49,8 +49,11 @@ class PodView:
     deleting: bool = False
     created: float = 0.0  # times in seconds since the epoch, by the control plane; 0: has not happened, or is unknown
     scheduled: float = 0.0
+    lead: float = 0.0  # seconds by which `created` is ahead of the operator's clock, as far as it has seen
     finished: float = 0.0
     deletes_at: float = 0.0  # end of its grace period
+    grace: float = 0.0  # seconds that its deletion gives it
+    grace_ends: float = 0.0  # by the operator's clock, from when it first saw the deletion
     ready_since: float = 0.0  # 0 also where it is not ready
     ip: str = ""
     waiting: str = ""  # why a container does not start, such as ImagePullBackOff; empty for the ordinary reasons

@@ -197,6 +197,23 @@ async def test_a_holder_whose_time_is_over_when_it_goes_on_sends_no_renewal() ->
     assert server.calls == [] and not leader.may_write()
 
 
+@pytest.mark.parametrize(("asleep", "leads"), [(RENEW - 1, True), (RENEW, False)])
+async def test_a_leader_whose_machine_was_suspended_for_long_writes_nothing_and_ends(
+    asleep: float, leads: bool
+) -> None:
+    """The clock of its event loop stood meanwhile, and another may lead."""
+    server, suspended = Server(), [3600.0]
+    leader = Leader(cast("Connection", server), "ns", "lease", "a", Timing(LEASE, RENEW, RETRY), lambda: suspended[0])
+    await leader.acquire()
+    suspended[0] += asleep
+    assert leader.may_write() is leads
+    server.calls.clear()
+    async with holding(leader) as task:
+        await asyncio.sleep(0)
+        await asyncio.sleep(RETRY / 2)
+        assert (task.done(), bool(server.calls), leader.may_write()) == (not leads, leads, leads)
+
+
 async def test_a_leader_whose_lease_is_taken_may_write_no_more_and_one_that_is_ended_writes_its_last_events() -> None:
     server = Server()
     robbed, ended = await acquired(server), await acquired(Server())

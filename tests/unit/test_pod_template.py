@@ -26,6 +26,8 @@ def with_variable(container: str, name: str) -> Manifest:
     return {"spec": {"containers": [{"name": container, "image": "own:1", "env": env}]}}
 
 
+SCRATCH, MOUNT = {"name": "mine", "emptyDir": {}}, {"name": "mine", "mountPath": "/mine"}
+SETUP = {"name": "setup", "image": "own:1"}
 NEW: list[tuple[Manifest, str, str]] = [
     ({"spec": {"nodeSelectr": {"a": "b"}}}, "spec.nodeSelectr", "unknown field"),
     ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector.a", "1 is not a string"),
@@ -70,6 +72,15 @@ NEW: list[tuple[Manifest, str, str]] = [
     ({"metadata": {"name": "mine"}}, "metadata.name", "unknown field"),
     ({"spec": {}, "nodeSelector": {}}, "nodeSelector", "unknown field"),
     ({"spec": "no"}, "spec", "'no' is not a mapping"),
+    ({"spec": {"tolerations": [{"key": "gpu"}, None]}}, "spec.tolerations[1]", "an item without a value"),
+    ({"spec": {"containers": [None]}}, "spec.containers[0]", "an item without a value"),
+    ({"spec": {"containers": [{"name": "trainer", "args": ["-v", None]}]}}, "spec.containers[0].args[1]", "without a value"),
+    ({"spec": {"volumes": [SCRATCH, SCRATCH]}}, "spec.volumes[1].name", "stands there twice"),
+    ({"spec": {"containers": [{"name": "trainer"}, {"name": "trainer"}]}}, "spec.containers[1].name", "stands there twice"),
+    ({"spec": {"initContainers": [SETUP, SETUP]}}, "spec.initContainers[1].name", "stands there twice"),
+    ({"spec": {"containers": [{**SETUP, "volumeMounts": [MOUNT, MOUNT]}]}},
+     "spec.containers[0].volumeMounts[1].mountPath", "stands there twice"),
+    ({"spec": {"initContainers": [{"name": "trainer"}]}}, "spec.initContainers[0].name", "is one of containers"),
 ]  # fmt: skip
 FORMER: list[tuple[Manifest, str, str]] = [
     ({"nodeSelectr": {"a": "b"}}, "nodeSelectr", "unknown field"),
@@ -79,6 +90,8 @@ FORMER: list[tuple[Manifest, str, str]] = [
     ({"containers": [{"name": "shipper"}]}, "containers[0].image", "needs an image"),
     ({"tolerations": {"key": "gpu"}}, "tolerations", "is not a list"),
     ({"env": {"A": "B"}}, "env", "is not a list"),
+    ({"tolerations": [None]}, "tolerations[0]", "an item without a value"),
+    ({"volumes": [SCRATCH, SCRATCH]}, "volumes[1].name", "stands there twice"),
     ({"env": [{"name": "COXSWAIN_NAME", "value": "mine"}]}, "env[0].name", "COXSWAIN_NAME is the operator's"),
     ({"resources": {"limits": {"memory": "12Gx"}}}, "resources.limits.memory", "'12Gx' has not the form"),
 ]  # fmt: skip
@@ -99,6 +112,13 @@ def rename(value: Any, field: str) -> Any:
     if isinstance(value, list):
         return [rename(v, field) for v in value]
     return "loader" if (value, field) == ("trainer", "data") else value
+
+
+def test_the_constructor_is_an_init_container() -> None:
+    (fault,) = template_faults({"trainers": {"template": {"spec": {"containers": [{"name": "constructor"}]}}}})
+    assert fault.text == (
+        "spec.trainers.template.spec.containers[0].name: constructor is one of initContainers; put it under initContainers"
+    )
 
 
 def test_an_unknown_field_of_the_former_shape_shows_the_shape_of_today() -> None:
@@ -200,6 +220,54 @@ def test_a_list_without_a_value_is_one_without_items() -> None:
         laid = made("trainer-1", trainers={"count": 2, "template": template})["spec"]
         assert laid["containers"][0]["volumeMounts"] == plain["volumeMounts"]
         assert environment(laid["containers"][0]).items() >= environment(plain).items()
+
+
+def test_ports_of_one_number_and_two_protocols_reach_the_pod() -> None:
+    both = [{"containerPort": 8000, "protocol": protocol} for protocol in ("TCP", "UDP")]
+    template = {"spec": {"containers": [{"name": "trainer", "ports": both}]}}
+    assert template_faults({"trainers": {"template": template}}) == []
+    container, *_ = made("trainer-1", trainers={"count": 2, "template": template})["spec"]["containers"]
+    assert [port for port in container["ports"] if port["containerPort"] == 8000] == both
+
+
+def test_of_two_ports_of_our_number_the_first_is_laid_over_ours() -> None:
+    (ours,) = made("trainer-1")["spec"]["containers"][0]["ports"]
+    theirs = [{"containerPort": ours["containerPort"], "hostIP": ip} for ip in ("10.0.0.1", "10.0.0.2")]
+    template = {"spec": {"containers": [{"name": "trainer", "ports": theirs}]}}
+    container, *_ = made("trainer-1", trainers={"count": 2, "template": template})["spec"]["containers"]
+    assert container["ports"] == [{**ours, **theirs[0]}, theirs[1]]
+
+
+@pytest.mark.parametrize(("name", "given"), [("", False), ("gvisor", True)])
+def test_a_runtime_class_without_a_name_is_none(name: str, given: bool) -> None:
+    """The API server answers 500 to it, as it would to what may be tried again."""
+    template = {"spec": {"runtimeClassName": name}}
+    assert ("runtimeClassName" in made("trainer-1", trainers={"count": 2, "template": template})["spec"]) is given
+
+
+def test_a_name_that_is_empty_is_none() -> None:
+    names = ("schedulerName", "priorityClassName", "serviceAccountName", "nodeName", "dnsPolicy", "preemptionPolicy")
+    template, own = {"spec": dict.fromkeys(names, "")}, {"scheduling": {"priorityClassName": "high"}}
+    laid, plain = (made("trainer-1", trainers={"count": 2, "template": t}, **own)["spec"] for t in (template, {}))
+    assert laid == plain and plain["priorityClassName"] == "high"
+
+
+def test_an_image_that_is_empty_is_ours_and_a_variable_may_be_empty() -> None:
+    container = {"name": "trainer", "image": "", "imagePullPolicy": "", "env": [{"name": "HOME", "value": ""}]}
+    plain, *_ = made("trainer-1")["spec"]["containers"]
+    laid, *_ = made("trainer-1", trainers={"count": 2, "template": {"spec": {"containers": [container]}}})["spec"][
+        "containers"
+    ]
+    assert (laid["image"], laid["imagePullPolicy"]) == (plain["image"], plain["imagePullPolicy"])
+    assert environment(laid)["HOME"] == ""
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, 60), (0, 1), (-1, 1), (1, 1), (600, 600)])
+def test_a_pod_has_a_second_at_least_to_end(given: int | None, kept: int) -> None:
+    """The API server removes one with 0 at once: its successor would start while its processes still run."""
+    template = {"spec": {"terminationGracePeriodSeconds": given}}
+    spec = made("trainer-1", trainers={"count": 2, "template": template})["spec"]
+    assert spec["terminationGracePeriodSeconds"] == kept
 
 
 def test_containers_of_the_data_template_go_to_the_pods_of_their_name() -> None:

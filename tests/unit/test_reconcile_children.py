@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from coxswain.api.pod_template import template_schema
 from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
 from coxswain.names import PORT_COORDINATOR
@@ -281,7 +282,13 @@ def test_an_item_that_a_template_names_as_ours_is_one_item_and_not_two(
     assert merged({field: [ours]}, {field: [theirs, other]}) == {field: [{**ours, **theirs}, other]}
 
 
-@pytest.mark.parametrize("kind", ["hostPath", "persistentVolumeClaim", "ephemeral", "csi"])
+KINDS = template_schema()["properties"]["spec"]["properties"]["volumes"]["items"]["properties"].keys() - {
+    "name",
+    "emptyDir",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_volume_of_our_name_and_another_kind_replaces_ours(kind: str) -> None:
     """A pod whose volume has two kinds is refused. A team may bring its own scratch space."""
     theirs = [{"name": "scratch", kind: {"x": 1}}]

@@ -245,7 +245,7 @@ def going(ready: str, late: float = 30, **more: Any) -> PodView:
     """A pod whose grace period ended `late` seconds ago, on a node that is Ready, or not."""
     conditions = frozenset({("Ready", ready)})
     return replace(TRAINER, **{
-        "node": "n", "deleting": True, "deletes_at": NOW - late, "node_conditions": conditions, **more,
+        "node": "n", "deleting": True, "deletes_at": NOW - late, "grace_ends": NOW - late, "node_conditions": conditions, **more,
     })  # fmt: skip
 
 
@@ -257,7 +257,8 @@ def going(ready: str, late: float = 30, **more: Any) -> PodView:
         (going("Gone"), True, True),
         (going("False", 29), False, True),
         (going("True"), False, True),
-        (going("True", disruption="DeletionByTaintManager"), True, True),
+        (going("True", disruption="DeletionByTaintManager"), False, True),  # by a taint of an administrator's
+        (going("Seen", disruption="DeletionByTaintManager"), True, True),  # as where the operator may see no nodes
         (going("True", disruption="EvictionByEvictionAPI"), False, True),
         (going("Unknown", node=""), False, False),
         (going("Unknown", deleting=False), False, False),

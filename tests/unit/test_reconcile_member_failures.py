@@ -162,6 +162,8 @@ ENDS: dict[str, tuple[Scene, str, bool]] = {
         Scene((ended(0, COORDINATOR),), status=TAKEN_BACK), "", False),
     "one that stopped long after a suspension stopped unasked": (
         Scene((STOPPED,), status={"conditions": [condition("Suspended", "False", 1000.0)]}), "StoppedUnasked", False),
+    "one whose pod is older than such a suspension, though the server's clock is ahead, is a planned stop": (
+        Scene((replace(STOPPED, created=4600.0, lead=3600.0),), status=TAKEN_BACK), "Resumed", True),
     "one that stopped unasked is": (Scene((STOPPED,)), "StoppedUnasked", False),
     "one that stopped for another size is a planned stop": (
         Scene((STOPPED,), spec={"trainers": {"count": 3}}), "ScaleChanged", True),

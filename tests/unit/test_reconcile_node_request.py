@@ -75,6 +75,7 @@ async def test_a_long_reason_is_cut_to_what_the_status_can_hold() -> None:
     assert len(world.job["status"]["keptNode"]["message"]) == 1024
 
 
+HOUR = 3600.0
 FOREIGN = [
     ("node-of-another-job", "trainer-1"),
     ("node-of-trainer-0", "trainer-1"),
@@ -199,4 +200,35 @@ async def test_a_trainer_without_a_node_has_waited_long_enough_in_the_second_of_
     created = seconds((world.pod("trainer-1") or {})["metadata"]["creationTimestamp"])
     world.tick(created + node_request.PATIENCE_SECONDS - early - world.now)
     await passes(world, 1)
+    assert quarantined(world) == nodes
+
+
+@pytest.mark.parametrize("ahead", [-600, 600])
+async def test_a_trainer_waits_for_another_node_as_long_however_far_the_servers_clock_is_off(ahead: int) -> None:
+    world = await left_for_another()
+    operator = Controller(world, world, world.clock, SETTINGS)
+    created = world.pod("trainer-1")["metadata"]["creationTimestamp"]
+    world.pod("trainer-1")["metadata"]["creationTimestamp"] = stamp(seconds(created) + ahead)
+    await operator.pass_once(NAMESPACE, "demo")
+    world.tick(node_request.PATIENCE_SECONDS - 10)
+    await operator.pass_once(NAMESPACE, "demo")
+    assert quarantined(world) == [SLOW.node]
+    world.tick(10)
+    await operator.pass_once(NAMESPACE, "demo")
+    assert quarantined(world) == []
+
+
+@pytest.mark.parametrize("ahead", [-HOUR, 0.0, HOUR])
+@pytest.mark.parametrize(("waited", "nodes"), [(590, ["elsewhere"]), (600, ["elsewhere", SLOW.node])])
+async def test_quarantines_are_ten_minutes_apart_however_far_the_servers_clock_is_from_the_operators(
+    ahead: float, waited: int, nodes: list[str]
+) -> None:
+    world = await asking()
+    node(world, "spare")
+    quarantine_of(world, "elsewhere", "another")
+    other = world.objects["NodeQuarantine", "elsewhere"]
+    other["spec"]["until"] = stamp(world.now + node_request.QUARANTINE_SECONDS)
+    other["metadata"]["creationTimestamp"] = stamp(world.now + ahead)
+    world.tick(waited)
+    await passes(world, 1, changed_settings(SETTINGS, quarantine_limit=9))
     assert quarantined(world) == nodes

@@ -20,6 +20,7 @@ Schema = dict[str, Any]
 PARTS = ("metadata", "spec")
 # Our containers by the field of the job's spec whose template is laid over them.
 OWN = {"trainers": ("trainer", "constructor"), "data": ("coordinator", "loader")}
+_SIDECAR = "constructor"  # of ours the only init container
 _OURS_ALONE = ("restartPolicy", "restartPolicyRules")  # of our containers: the operator judges their ends
 _PREFIX = "COXSWAIN_"
 _VARIABLES = (names.ENV_LOG_LEVEL, names.ENV_STORE_PATIENCE)  # of ours that users may set
@@ -121,12 +122,19 @@ def _former_faults(path: str, template: dict[str, Any], own: tuple[str, ...]) ->
 
 def _container_faults(path: str, spec: dict[str, Any], own: tuple[str, ...]) -> Iterator[FieldError]:
     """Ours are laid over by name; all others need an image."""
+    yield from _repeated(path, spec, "volumes", "name")
+    yield from _repeated(path, spec, "containers", "name")
+    yield from _repeated(path, spec, "initContainers", "name")
     for field in ("containers", "initContainers"):
         containers = spec.get(field)
         for index, container in enumerate(containers if isinstance(containers, list) else ()):
             where, name = f"{path}.{field}[{index}]", container.get("name") if isinstance(container, dict) else None
             if not isinstance(name, str):
                 continue
+            yield from _repeated(where, container, "volumeMounts", "mountPath")
+            place = "initContainers" if name == _SIDECAR else "containers"
+            if name in own and field != place:
+                yield FieldError(f"{where}.name", f"{name} is one of {place}", name, way_out=f"put it under {place}")
             if name not in own and not container.get("image"):
                 message = f"container {name!r} needs an image: it is none of {', '.join(own)}"
                 yield FieldError(f"{where}.image", message, way_out="add image, or correct the name")
@@ -135,6 +143,17 @@ def _container_faults(path: str, spec: dict[str, Any], own: tuple[str, ...]) -> 
                     yield FieldError(f"{where}.{part}", "the operator sets it", way_out=f"remove {part}")
             if name in own:
                 yield from _variable_faults(f"{where}.env", container.get("env"))
+
+
+def _repeated(path: str, holder: dict[str, Any], field: str, key: str) -> Iterator[FieldError]:
+    """Kubernetes takes each once; of two that are laid over ours one would have no effect."""
+    items, known = holder.get(field), set[str]()
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        value = item.get(key) if isinstance(item, dict) else None
+        if isinstance(value, str) and value in known:
+            message = f"{quoted(value)} stands there twice"
+            yield FieldError(f"{path}.{field}[{index}].{key}", message, value, way_out="make one of both")
+        known |= {value} if isinstance(value, str) else set()
 
 
 def _variable_faults(path: str, env: Any) -> Iterator[FieldError]:
@@ -151,13 +170,15 @@ def _variable_faults(path: str, env: Any) -> Iterator[FieldError]:
 
 
 def _faults(schema: Schema, value: Any, path: str) -> Iterator[FieldError]:
-    """Null is absent, as to the API server."""
+    """Null is absent, as to the API server, which refuses it as an item of a list."""
     if value is None:
         return
     if (problem := _problem(schema, value)) is not None:
         yield FieldError(path, problem[0], shorten(value), *problem[1:])
     elif isinstance(value, list):
         for index, item in enumerate(value):
+            if item is None:
+                yield FieldError(f"{path}[{index}]", "an item without a value", way_out="remove it, or write its value")
             yield from _faults(schema["items"], item, f"{path}[{index}]")
     elif isinstance(value, dict):
         yield from _member_faults(schema, value, path)

@@ -11,14 +11,23 @@ KEYS = {
 }  # fmt: skip
 # A volume and a probe have one kind: the user's replaces ours.
 _KINDS = (
-    ("emptyDir", "hostPath", "persistentVolumeClaim", "ephemeral", "csi"),
+    (
+        "awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "configMap", "csi", "downwardAPI", "emptyDir",
+        "ephemeral", "fc", "flexVolume", "flocker", "gcePersistentDisk", "gitRepo", "glusterfs", "hostPath", "image", "iscsi",
+        "nfs", "persistentVolumeClaim", "photonPersistentDisk", "portworxVolume", "projected", "quobyte", "rbd", "scaleIO",
+        "secret", "storageos", "vsphereVolume",
+    ),
     ("httpGet", "exec", "tcpSocket", "grpc"),
-)
+)  # fmt: skip
+_NAMED = ("image", "imagePullPolicy")  # of a container: where one is empty, ours stays
 
 
 def overlaid(spec: dict[str, Any], template: dict[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A user's pod spec over ours. `others`: containers of the template that belong to pods of another role."""
-    wanted = {k: v for k, v in template.items() if v is not None}
+    """A user's pod spec over ours. `others`: containers of the template that belong to pods of another role.
+
+    A name that is empty is none, as to Kubernetes: over ours it would take the scheduler away, say.
+    """
+    wanted = {k: v for k, v in template.items() if v is not None and v != ""}
     if "containers" in wanted:
         wanted["containers"] = [c for c in wanted["containers"] if c["name"] not in others]
     laid: dict[str, Any] = merged({**spec, "tolerations": _tolerations(spec, wanted)}, wanted)
@@ -50,7 +59,7 @@ def merged(base: Any, overlay: Any, field: str = "") -> Any:
     """
     if field == "resources":
         return overlay
-    if overlay is None and field in KEYS:
+    if (overlay is None and field in KEYS) or (overlay == "" and field in _NAMED):
         return base
     if isinstance(base, dict) and isinstance(overlay, dict):
         kept = _without_other_kinds(base, overlay)
@@ -63,9 +72,11 @@ def merged(base: Any, overlay: Any, field: str = "") -> Any:
 def _lists(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
     if not key:
         return [*base, *overlay]
-    changes = {item[key]: item for item in overlay}
-    kept = [merged(item, changes.pop(item[key])) if item[key] in changes else item for item in base]
-    return [*kept, *changes.values()]
+    """One of the overlay is laid over ours; others of the same key, such as the UDP port of a TCP port, stay beside it."""
+    changes = {item[key]: item for item in reversed(overlay)}
+    kept = [merged(item, changes[item[key]]) if item[key] in changes else item for item in base]
+    used = [changes[item[key]] for item in base if item[key] in changes]
+    return [*kept, *(item for item in overlay if not any(item is one for one in used))]
 
 
 def _without_other_kinds(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:

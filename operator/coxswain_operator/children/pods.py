@@ -22,6 +22,7 @@ from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 
 GRACE_SECONDS = 60  # to finish a request or a checkpoint's upload after SIGTERM
+_GRACE = "terminationGracePeriodSeconds"  # without any, a pod is gone for the API server while its processes still run
 _FIELDS = {
     "coordinator": "data",
     "loader": "data",
@@ -128,7 +129,7 @@ class PodPlan:
             "subdomain": self.job["metadata"]["name"],
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            _GRACE: GRACE_SECONDS,
             "securityContext": _security(self.settings),
             **_containers(self.job, self.config, self.settings, role),
             "volumes": _volumes(self.config, role, self._config_map, self.token_secret or former_name(self.job)),
@@ -139,7 +140,8 @@ class PodPlan:
         laid = scheduling.avoiding(
             _on_network(hardened(overlaid(spec, template_of(self.job, role)[1], others))), self.avoid
         )
-        return {**{k: v for k, v in laid.items() if k not in FIXED}, **{k: spec[k] for k in FIXED if k in spec}}
+        fixed = {k: spec[k] for k in FIXED if k in spec}
+        return {**{k: v for k, v in laid.items() if k not in FIXED}, **fixed, _GRACE: max(1, laid[_GRACE])}
 
 
 def given_template(job: Manifest, role: str) -> Manifest:

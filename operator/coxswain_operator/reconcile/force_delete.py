@@ -35,7 +35,7 @@ def describe(ctx: Context) -> str:
     """Which pod stays though it is deleted; empty: none. Its member gets no other one, since two might run."""
     there = [p for p in ctx.observed.pods if p.deleting and p.occupies and p.node]
     kept = [p for p in there if p.forced]
-    late = [p for p in there if not _lost(p, ctx.now) and p.deletes_at + LATE_SECONDS <= ctx.now]
+    late = [p for p in there if not _lost(p, ctx.now) and p.grace_ends + LATE_SECONDS <= ctx.now]
     return _describe_kept(kept) if kept else _describe_late(late) if late else ""
 
 
@@ -62,9 +62,10 @@ def _more(pods: list[PodView]) -> str:
 def _lost(pod: PodView, now: float) -> bool:
     """Unknown: the control plane gets no heartbeat. Otherwise the grace period must be over too.
 
-    A node that is not in the cache yet looks as if it were gone.
+    A node that is not in the cache yet looks as if it were gone. What the taint manager deleted counts where no node is seen:
+    a taint of an administrator's is on a node that works.
     """
     if ("Ready", "Unknown") in pod.node_conditions:
         return True
-    down = bool(_DOWN & pod.node_conditions) or pod.disruption == "DeletionByTaintManager"
-    return down and pod.deletes_at + MARGIN_SECONDS <= now
+    tainted = pod.disruption == "DeletionByTaintManager" and ("Ready", "True") not in pod.node_conditions
+    return (tainted or bool(_DOWN & pod.node_conditions)) and pod.grace_ends + MARGIN_SECONDS <= now

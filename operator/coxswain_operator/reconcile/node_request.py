@@ -20,7 +20,7 @@ from coxswain_operator.reconcile.actions import EndQuarantine, Quarantine
 from coxswain_operator.reconcile.context import Context
 from coxswain_operator.reconcile.status import JobStatus, KeptNode
 from coxswain_operator.reconcile.times import seconds, stamp
-from coxswain_operator.views import Event, QuarantineView
+from coxswain_operator.views import Event, PodView, QuarantineView
 
 QUARANTINE_SECONDS = 86_400  # a node is tried again a day later
 PAUSE_SECONDS = 600  # between two of the operator's quarantines, whatever jobs ask for them
@@ -95,7 +95,7 @@ def settled(ctx: Context, status: JobStatus) -> JobStatus:
 def requeue_times(ctx: Context) -> tuple[float, ...]:
     """When a trainer has waited long enough for another node."""
     mine = _mine(ctx)
-    return tuple(p.created + PATIENCE_SECONDS for p in ctx.pods.values() if mine and pending.is_unschedulable(p))
+    return tuple(_waits_until(ctx, p) for p in ctx.pods.values() if mine and pending.is_unschedulable(p))
 
 
 def _request(ctx: Context) -> NodeRequest | None:
@@ -124,13 +124,19 @@ def _refusal(ctx: Context, request: NodeRequest, plan: PodPlan) -> str:
         return (
             f"{len(made)} of at most {ctx.settings.quarantine_limit} nodes are in quarantine already (quarantine.limit)"
         )
-    if any(ctx.now < q.created + PAUSE_SECONDS for q in made):
+    if any(ctx.now < _made_at(ctx, q) + PAUSE_SECONDS for q in made):
         return f"another node was quarantined within {PAUSE_SECONDS} s"
     if any(q.name == request.node and not q.job for q in ctx.observed.quarantines):
         return f"its name is taken: delete NodeQuarantine {request.node}, which is not the operator's"
     if ctx.not_serving:
         return f"{ctx.not_serving[0]} does not work: one change at a time"
     return _without_place(ctx, request, plan)
+
+
+def _made_at(ctx: Context, made: QuarantineView) -> float:
+    """By the operator's clock, as its end; by the API server's, where a person has put the end off."""
+    begun = made.until - QUARANTINE_SECONDS
+    return begun if begun <= ctx.now else made.created
 
 
 def _without_place(ctx: Context, request: NodeRequest, plan: PodPlan) -> str:
@@ -157,5 +163,10 @@ def _mine(ctx: Context) -> list[QuarantineView]:
 
 def _without_another(ctx: Context) -> QuarantineView | None:
     """A quarantine of this job's that leaves a trainer without a node."""
-    stuck = [p for p in ctx.pods.values() if pending.lacks_node(p) and ctx.now >= p.created + PATIENCE_SECONDS]
+    stuck = [p for p in ctx.pods.values() if pending.lacks_node(p) and ctx.now >= _waits_until(ctx, p)]
     return next((q for q in _mine(ctx) if any(q.node in p.avoids for p in stuck)), None)
+
+
+def _waits_until(ctx: Context, pod: PodView) -> float:
+    """Not from before we asked for it: the API server's clock may be behind ours."""
+    return max(pod.created - pod.lead, seconds(ctx.numbers.of(pod.member).since)) + PATIENCE_SECONDS

@@ -71,7 +71,7 @@ def made(backend: str, **spec: Any) -> tuple[Manifest, Manifest]:
         ),
         (
             "NativePodGroup", "scheduling.k8s.io/v1beta1", "PodGroup",
-            {"schedulingPolicy": {"gang": {"minCount": 5}}},
+            {"schedulingPolicy": {"gang": {"minCount": 5}}, "priorityClassName": "high"},
         ),
     ],
 )  # fmt: skip
@@ -83,6 +83,7 @@ def test_a_group_asks_for_coordinator_loaders_and_the_fewest_trainers(
     assert (group["metadata"]["name"], group["metadata"]["namespace"]) == (GROUP, NAMESPACE)
     (owner,) = group["metadata"]["ownerReferences"]
     assert (owner["uid"], owner["controller"]) == (UID, True)
+    assert "priorityClassName" not in made(backend)[0]["spec"]
 
 
 def test_pods_name_their_group_as_its_scheduler_reads_it() -> None:

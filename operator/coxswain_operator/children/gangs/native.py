@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coxswain.names import GROUP
-from coxswain_operator.children.gangs.backend import GangBackend, GangSizes
+from coxswain_operator.children.gangs.backend import GangBackend, GangSizes, priority_class
 from coxswain_operator.views import Manifest
 
 _ONLY = "gang"  # the name of the group inside the Workload
@@ -32,7 +32,7 @@ class NativePodGroup(GangBackend):
     api_version = "scheduling.k8s.io/v1beta1"
 
     def spec(self, job: Manifest, sizes: GangSizes) -> dict[str, Any]:
-        return {"schedulingPolicy": {"gang": {"minCount": sizes.total}}}
+        return {"schedulingPolicy": {"gang": {"minCount": sizes.total}}, **priority_class(job)}
 
     def pod_spec(self, group: str) -> dict[str, Any]:
         return {"schedulingGroup": {"podGroupName": group}}

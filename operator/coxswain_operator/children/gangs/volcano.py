@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from coxswain_operator.children.gangs.backend import GangBackend, GangSizes
+from coxswain_operator.children.gangs.backend import GangBackend, GangSizes, priority_class
 from coxswain_operator.views import Manifest
 
 QUEUE_LABEL = "volcano.sh/queue-name"  # of the TrainingJob, as KubeRay reads it of its kinds
@@ -17,10 +17,8 @@ class Volcano(GangBackend):
 
     def spec(self, job: Manifest, sizes: GangSizes) -> dict[str, Any]:
         queue = (job["metadata"].get("labels") or {}).get(QUEUE_LABEL, "")
-        priority = job["spec"].get("scheduling", {}).get("priorityClassName", "")
-        optional = {"queue": queue, "priorityClassName": priority}
-        spec = {"minMember": sizes.total, "minTaskMember": asdict(sizes)}
-        return {**spec, **{key: value for key, value in optional.items() if value}}
+        spec = {"minMember": sizes.total, "minTaskMember": asdict(sizes), **priority_class(job)}
+        return {**spec, "queue": queue} if queue else spec
 
     def pod_annotations(self, group: str, role: str) -> dict[str, str]:
         return {"scheduling.k8s.io/group-name": group, "volcano.sh/task-spec": role}

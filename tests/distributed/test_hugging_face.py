@@ -259,6 +259,14 @@ def test_a_vocabulary_that_is_not_the_tokenizers_is_refused_with_the_way_out(tmp
         ours(tmp_path.as_uri(), MODEL, ids=ids)
 
 
+def test_tables_may_lack_63_rows_that_round_a_vocabulary_up_and_not_64(tmp_path):
+    """Rounding adds no more: a model with these was given another vocabulary."""
+    logits = theirs(tmp_path, MODEL)
+    assert_same(our_logits(ours(tmp_path.as_uri(), MODEL, vocabulary=127, ids=64))[:, :64], logits)
+    with pytest.raises(Refused, match=r"has shape \[64, 32\], this model needs \[128, 32\]"):
+        ours(tmp_path.as_uri(), MODEL, vocabulary=128, ids=64)
+
+
 def test_a_file_with_fewer_key_heads_is_refused_though_it_has_no_config(tmp_path):
     theirs(tmp_path, replace(MODEL, kv_heads=1))
     (tmp_path / "config.json").unlink()

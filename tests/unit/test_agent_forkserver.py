@@ -172,6 +172,28 @@ signal.pause()
 """
 
 
+AS_LATE_AS_ITS_END = """
+import os
+fork, server = os.fork, os.getpid()
+def late():
+    pid = fork()
+    while pid == 0 and os.getppid() == server:
+        os.sched_yield()
+    return pid
+os.fork = late
+"""
+
+
+def test_a_worker_whose_fork_server_ends_before_it_has_begun_ends_too(tmp_path: Path) -> None:
+    """The kernel kills with a parent only those that have asked for it before."""
+    with started(tmp_path, AS_LATE_AS_ITS_END) as server:
+        server.request()
+        pid = server.hear().pid
+        server.process.kill()
+        server.process.wait(30)
+        wait_until(lambda: not is_alive(pid))
+
+
 def test_a_fork_server_ends_with_its_agent_even_while_it_imports(tmp_path: Path) -> None:
     """The kernel ends it: an import of seconds does not look at the socket."""
     noted = tmp_path / "pid"

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from coxswain.config import CheckpointConfig, JobConfig
+from coxswain.errors import Stale
 from coxswain.planlog import manifest_key
 from coxswain.wire import CheckpointManifest
 from coxswain_coordinator.checkpoint.store import CheckpointStore
@@ -206,3 +207,23 @@ def test_a_manifest_that_an_earlier_coordinator_has_made_stays_where_it_is_whole
         checkpoints.create(manifest(job, step, [shard("mine")]))
     found = [msgspec.json.decode(store.get(manifest_key(step)), type=CheckpointManifest) for step in steps]
     assert [m.shards[0] for m in found] == [shard("a"), shard("mine"), shard("mine")]
+
+
+@pytest.mark.parametrize("left", [4, 3])
+def test_a_coordinator_that_another_follows_before_or_amid_its_last_collection_drops_no_further_checkpoint(
+    job, left: int
+):
+    made = [saved(job, step) for step in (6, 12, 18, 24)]
+    store = store_with(job, *made)
+
+    def fence() -> None:
+        if len(keys(store, "manifests/")) <= left:
+            raise Stale("another coordinator has begun")
+
+    checkpoints = CheckpointStore(job, store, fence)
+    checkpoints.open()
+    for each in made:  # so what they name is known, and nothing is read before the first is dropped
+        checkpoints.create(each)
+    with pytest.raises(Stale, match="another coordinator"):
+        checkpoints.collect_garbage()
+    assert len(keys(store, "manifests/")) == left

@@ -175,6 +175,18 @@ async def test_a_completed_job_that_is_started_again_drops_orphans_without_a_wor
         assert lead.keys("shards/") == []
 
 
+async def test_a_last_checkpoint_that_comes_before_a_coordinators_first_world_ends_the_job_without_one(tmp_path):
+    """The coordinator before may make it while this one waits for trainers."""
+    job = small(tmp_path)
+    async with leading(job) as lead:
+        lead.index()
+        await lead.until(lambda: lead.state.index_progress.index)
+        store_with(job, manifest(job, 8))
+        lead.arrive()
+        assert await asyncio.wait_for(lead.work, 60) == wire.Finished(0, "StopReached", "completed 8 steps")
+        assert lead.keys("log/generations/") == []
+
+
 async def test_only_the_first_world_of_a_coordinator_drops_orphans(tmp_path):
     job = small(tmp_path)
     store_of(job).put(ORPHAN, b"x")

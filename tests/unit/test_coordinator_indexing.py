@@ -282,6 +282,14 @@ def test_the_blocks_of_a_report_are_few_where_each_has_many_documents(tmp_path, 
     assert (len(read), found.documents, found.max) == (reads, blocks * documents, documents)
 
 
+def test_the_percentiles_of_a_source_are_lengths_that_its_documents_have(tmp_path):
+    mix = mix_of(make_job(tmp_path).mix.sources[0])
+    name = mix.sources[0].name
+    index = Index((SourceIndex(name, (replace(block_of(name, 0), samples=2),)),), 257)
+    (found,) = source_reports(mix, index, lambda _: np.array([1, 1001], np.uint32))
+    assert (found.p50, found.p90, found.p99, found.max) == (1, 1, 1, 1001)
+
+
 @pytest.mark.slow
 async def test_an_index_beyond_one_message_travels_to_the_coordinator_and_back(tmp_path):
     """300,000 blocks of Jsonl, which one message may not carry."""

@@ -95,6 +95,16 @@ def test_a_step_that_waits_for_no_save_hangs_after_its_minute_whatever_is_writte
     assert (found[0], "has not ended for 61 s" in found[1]) == (LONGEST + 1, True)
 
 
+def test_no_rank_waits_for_a_checkpoint_that_was_due_before_its_world_went_on_from_memory(tmp_path: Path) -> None:
+    """The ranks of the world before had that save to write, and no later one writes it."""
+    world = saving(tmp_path)
+    world.record = replace(world.record, first_step=3)
+    world.pending.forget(2)
+    found = judged(world, 100)
+    assert found is not None
+    assert (found[0], found[1].partition(" (")[0]) == (LONGEST + 1, "step 4 has not ended for 61 s")
+
+
 def test_the_clock_of_a_step_that_waited_for_a_save_runs_once_that_is_written(tmp_path: Path) -> None:
     """Before, the world was replaced in the second in which a save of more than a minute ended."""
     world = saving(tmp_path)
@@ -126,6 +136,19 @@ def stopped(world: Session) -> None:
 def moved(world: Session) -> None:
     world.move = Move(5, "trainer-2 joined", saves=True)
     world.directive(5)
+
+
+@pytest.mark.parametrize("end", [stopped, moved])
+def test_a_step_before_an_end_that_is_announced_hangs_after_its_minute(
+    tmp_path: Path, end: Callable[[Session], None]
+) -> None:
+    """A rank has asked for the end while a peer hangs in the last step: no save is under way yet."""
+    world = saving(tmp_path)
+    save(world, 1, 2)
+    end(world)
+    found = judged(world, 100)
+    assert found is not None
+    assert (found[0], found[1].partition(" (")[0]) == (LONGEST + 1, "step 4 has not ended for 61 s")
 
 
 def at_its_end(tmp_path: Path, end: Callable[[Session], None]) -> Session:

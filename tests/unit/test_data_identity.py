@@ -174,6 +174,24 @@ def test_what_an_earlier_release_indexed_by_time_and_inode_keeps_its_keys(folder
         opened(folder, store).read(moved)
 
 
+def test_a_file_that_both_this_release_and_an_earlier_one_have_indexed_keeps_the_key_of_this_one(
+    folder, tmp_path, monkeypatch
+):
+    """A run's checkpoint has the fingerprint of that key, whatever the file's time becomes."""
+    store, file = open_store(f"file://{tmp_path}/both", create=True), folder / "a.txt"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(FileIdentities, "of", lambda _, file: file.etag)
+        before = entries(folder, store)
+    time = file.stat().st_mtime_ns
+    touch(file)
+    now = entries(folder, store)
+    assert (now[0].key != before[0].key, now[1]) == (True, before[1])
+    os.utime(file, ns=(time, time))
+    for record in store.list("index/shares/"):
+        store.delete(record.path)
+    assert entries(folder, store) == now
+
+
 # --- several loaders, and ends amid the digests -----------------------------------------------------------------------
 
 SMALL = Sizes(jsonl_block=100)
@@ -363,3 +381,24 @@ def test_a_process_that_digests_many_files_writes_each_digest_a_bounded_number_o
     again = WatchedStore(folder)
     assert len(watched(again, index).blocks()) == 64
     assert again.read == []
+
+
+class Quick(WatchedStore):
+    """Each read of a file takes a second."""
+
+    def get_range(self, key: str, start: int, stop: int, etag: str = "") -> bytes:
+        data = super().get_range(key, start, stop, etag)
+        WatchedStore.now -= 59
+        return data
+
+
+def test_digests_are_saved_every_thirty_seconds_and_not_with_each_file_behind_the_first_save(
+    tmp_path, index, monkeypatch
+):
+    folder, saves, put = tmp_path / "many", list[str](), Store.put
+    folder.mkdir()
+    for n in range(100):
+        (folder / f"{n:02}.txt").write_text(f"{n:02}")
+    monkeypatch.setattr(Store, "put", lambda store, key, data: saves.append(key) or put(store, key, data))
+    assert len(watched(Quick(folder), index).blocks()) == 100
+    assert 3 <= len(saves) <= 4

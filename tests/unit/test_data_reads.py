@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from msgspec.structs import replace
 from obstore.store import LocalStore
 
 from coxswain.config import MixConfig, SourceConfig
 from coxswain.errors import Refused
+from coxswain.index import decode, encode, object_key
 from coxswain.membership.order import WINDOW, PassOrder
 from coxswain.membership.values import Sequence
 from coxswain_data.formats.object_reader import Sizes
@@ -280,3 +283,30 @@ def test_an_object_that_gives_fewer_bytes_than_were_listed_is_refused_and_not_re
     cut = Source(config, ShortStore(LocalStore(prefix=tmp_path), config.uri), Spool(), Sizes())
     with pytest.raises(Refused, match=r"a\.jsonl was listed with 32 bytes and ends at byte 31"):
         [cut.read(block) for block in cut.blocks()]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_index_of_fewer_or_more_documents_than_its_block_was_indexed_with_is_refused(tmp_path, count):
+    """One of a single document would give its place to all of them."""
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.jsonl").write_bytes(jsonl_bytes("one", "two"))
+    mix = MixConfig(name="m", seed=1, sources=(source_of(tmp_path / "c").config,))
+    store = open_store((tmp_path / "run").as_uri(), create=True)
+    (entry,) = blocks = LocalData(mix, store).blocks("mine")
+    key = object_key(entry.key)
+    whole = decode(store.get(key))
+    other = replace(whole, at=np.resize(whole.at, count), lengths=np.resize(whole.lengths, count))
+    store.put(key, encode(other))
+    with pytest.raises(Refused, match=f"block 0 has {count} samples and was indexed with 2") as caught:
+        LocalData(mix, store, known={"mine": blocks}).tokens(Sequence("mine", 0, 1, 0, 4, 4))
+    assert caught.value.reason == "SourceChanged"
+
+
+def test_documents_of_one_number_in_two_sources_are_two(tmp_path):
+    def write(folder: Path, _: int) -> None:
+        (folder / "a.jsonl").write_bytes(jsonl_bytes(folder.name))
+
+    mix = corpus(tmp_path, 2, "Jsonl", write, 0)
+    data = LocalData(mix, open_store((tmp_path / "run").as_uri(), create=True))
+    read = [bytes(data.tokens(Sequence(name, 0, 0, 0, 2, 3)).tolist()) for name in ("s0", "s1", "s0")]
+    assert read == [b"s0", b"s1", b"s0"]

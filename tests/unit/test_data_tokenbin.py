@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ from coxswain_data.formats.tokenbin import TokenBinObject
 from coxswain_data.local import LocalData
 from coxswain_data.source import Source, open_source
 from coxswain_link.spool import Spool
-from coxswain_link.store import ObjectInfo, open_store
+from coxswain_link.store import ObjectChanged, ObjectInfo, open_store
 from tests.unit.test_data_formats import source as source_of
 
 DOCUMENTS = [[1, 2, 3], [4] * 300, [], [7, 256], [8]]
@@ -97,6 +98,34 @@ class Memory:
 
     def get_range(self, key: str, start: int, stop: int, etag: str) -> bytes:
         return self._objects[key][start:stop]
+
+
+class Versioned(Memory):
+    """A store whose objects have the etag `now`: it reads by no other one, as S3 does."""
+
+    def head(self, key: str) -> ObjectInfo:
+        return ObjectInfo(key, super().head(key).size, "now")
+
+    def get_range(self, key: str, start: int, stop: int, etag: str) -> bytes:
+        if etag != "now":
+            raise ObjectChanged(key)
+        return super().get_range(key, start, stop, etag)
+
+
+def test_an_index_file_that_is_replaced_since_its_pair_was_listed_is_not_taken_for_the_listed_one(tmp_path):
+    """The former index file's documents may end elsewhere in the same tokens."""
+    store: Any = Versioned({"x.bin": bytes(4), "x.idx": index_bytes([1, 1], range(3))})
+
+    def opened(etags: str) -> TokenBinObject:
+        def changed(path: str, how: str) -> Refused:
+            return Refused("SourceChanged", f"{path} {how}")
+
+        return TokenBinObject(ObjectReader(store, ObjectInfo("x.bin", 4, etags), Spool(tmp_path), changed, Sizes()), "")
+
+    assert [e.size for e in opened("now now").extents()] == [4]
+    with pytest.raises(Refused, match=r"x\.idx was replaced since it was listed") as caught:
+        opened("now earlier")
+    assert caught.value.reason == "SourceChanged"
 
 
 @given(lengths=st.lists(st.integers(0, 9), max_size=12), range_=st.integers(1, 30), cuts=st.sets(st.integers(0, 11)))

@@ -130,6 +130,18 @@ def test_every_block_is_fetched_before_its_lengths_are_asked_for(seed):
     assert steps(fetching, 20) == steps(stream(views, [2, 1], passes=2), 20)
 
 
+def test_an_index_that_is_kept_is_not_read_again_where_it_is_in_the_next_window_too(tmp_path):
+    store = CountingStore(tmp_path / "run")
+    entries = [BlockEntry(f"{n}", 0, 0, 1, 1, "e", 8, 0, 16, f"k{n}") for n in range(4)]
+    for entry in entries:
+        store.put(object_key(entry.key), encode(index_of(8, 0)))
+    held = IndexStore(store)
+    for entry in entries:
+        held.fetch([entry])
+    held.fetch(entries)
+    assert store.read == 4
+
+
 def test_what_is_fetched_ahead_drives_nothing_out(tmp_path):
     """Where few files may be open, the rest of a window is read when it is asked for."""
     store, spool = CountingStore(tmp_path / "run"), FewFiles(tmp_path)

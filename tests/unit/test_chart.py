@@ -248,6 +248,15 @@ def test_an_operator_is_named_after_its_pod_and_no_other_that_ever_was(plain: li
     assert "--identity=$(POD_NAME)_$(POD_UID)" in container["args"]
 
 
+def test_an_operator_has_its_account_and_the_token_of_it(plain: list[Manifest]) -> None:
+    pod, (account,) = (
+        deployment(plain)["spec"]["template"]["spec"],
+        [m for m in of_kind(plain, "ServiceAccount") if not is_test(m)],
+    )
+    assert pod["serviceAccountName"] == account["metadata"]["name"]
+    assert pod["automountServiceAccountToken"] is True
+
+
 def test_the_lease_goes_with_the_release_and_what_it_says_is_the_operators(plain: list[Manifest]) -> None:
     (lease,) = of_kind(plain, "Lease")
     assert (lease["metadata"]["name"], lease["metadata"]["namespace"]) == ("coxswain-operator", NAMESPACE)

@@ -105,6 +105,11 @@ def test_lease_times_in_the_wrong_order_are_refused_with_the_usual_ones() -> Non
     assert "15, 10 and 2" in words
 
 
+@pytest.mark.parametrize("equal", [{"leaseSeconds": 10}, {"renewSeconds": 2}])
+def test_lease_times_that_are_equal_are_refused_as_the_operator_refuses_them(equal: dict[str, int]) -> None:
+    assert "must be more than" in refusal({"leaderElection": equal})
+
+
 def test_a_digest_decides_over_a_tag_and_the_registry_stands_before_both() -> None:
     digest = f"sha256:{'0' * 64}"
     pod = operator_pod({"image": {"registry": "registry.example/team", "operator": {"tag": "1", "digest": digest}}})

@@ -8,8 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
 import numpy as np
 import pytest
+from pyarrow import flight
 
 from coxswain.errors import CoxswainError, Refused, Retryable, Stale
 from coxswain.membership.values import Sequence
@@ -155,6 +157,18 @@ def test_a_wrong_token_is_refused():
     with served(counting, token="other") as fetch, pytest.raises(Refused, match="token") as caught:
         fetch((0, 1))
     assert caught.value.reason == "TokenRejected"
+
+
+@pytest.mark.parametrize("headers", [[], [(b"authorization", b"")], [(b"authorization", b"Bearer ")]])
+def test_a_call_without_a_token_is_refused(headers: list[tuple[bytes, bytes]]):
+    server = SliceServer("127.0.0.1", 0, "t", counting)
+    ticket = flight.Ticket(msgspec.json.encode(Request(1, (SliceRequest(ENDLESS, 0, 3),))))
+    with (
+        flight.FlightClient(f"grpc://127.0.0.1:{server.port}") as client,
+        pytest.raises(flight.FlightUnauthenticatedError),
+    ):
+        client.do_get(ticket, flight.FlightCallOptions(timeout=20.0, headers=headers)).read_all()
+    server.close()
 
 
 def test_a_call_of_a_hanging_loader_ends_at_the_deadline():

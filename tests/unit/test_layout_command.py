@@ -119,6 +119,11 @@ def test_a_bad_cluster_ends_with_2_and_names_the_field(cluster: Path, change: di
     [
         ([{"node": "x", "devices": [0], "layers": [0, 16]}], "node 'x' is not in the cluster file"),
         ([{"node": "n0", "devices": [9], "layers": [0, 16]}], "device 9 is not on node 'n0'"),
+        ([{"node": "n0", "devices": [-1], "layers": [0, 16]}], "device -1 is not on node 'n0'"),
+        (
+            [{"node": "n0", "devices": [d], "layers": layers} for d, layers in enumerate([[0, 9], [9, 7], [7, 16]])],
+            "do not have each of the 16 layers once, in order",
+        ),
         ([{"node": "n0", "devices": [0, 1, 2], "layers": [0, 16]}], "a tensor group of 3 cannot share the model"),
         ([{"node": "n0", "devices": [0], "layers": [0, 9]}], "do not have each of the 16 layers once"),
         (

@@ -327,13 +327,20 @@ async def test_a_refusal_is_a_sign_of_the_server_and_an_unreachable_server_gives
         assert (informer.heard > begun) is counts
 
 
-async def test_each_message_of_a_watch_is_a_sign_of_the_server() -> None:
-    server = Server([page(7)])
-    async with informing(server) as informer:
-        listed = informer.heard
-        assert listed == server.listed[0][0]
-        await asyncio.sleep(10)
-        assert informer.heard == listed
+@pytest.mark.parametrize("message", [bookmark(9), event("ADDED", "a", 9)])
+async def test_each_message_of_a_watch_is_a_sign_of_the_server(message: bytes) -> None:
+    """Else /healthz would have an operator restarted whose watches last, as they do."""
+
+    class Quiet(Server):
+        async def lines(self, path: str, silence: float, **params: str) -> AsyncIterator[bytes]:
+            await asyncio.sleep(60)
+            yield message
+            await asyncio.Event().wait()
+
+    async with informing(server := Quiet([page(7)])) as informer:
+        assert informer.heard == server.listed[0][0]
+        await asyncio.sleep(70)
+        assert informer.heard == server.listed[0][0] + 60
 
 
 async def test_what_was_written_while_a_list_was_under_way_stays() -> None:

@@ -15,6 +15,7 @@ from coxswain.layout import pipelines_of
 from coxswain.plan.lengths import SETS, draw_lengths
 from coxswain.plan.pipelines.bound import ideal_bubble, ideal_bubble_of, pipeline_bound
 from coxswain.plan.pipelines.dispatch import end_of
+from coxswain.plan.pipelines.groups import degrees_for, rings_of
 from coxswain.plan.pipelines.operations import ordered
 from coxswain.plan.pipelines.replay import replay
 from coxswain.plan.planners import planner
@@ -194,3 +195,13 @@ def test_a_ring_of_pipelines_stays_in_a_node_where_leaving_it_costs_more() -> No
     numbers = given(5, 24, cost=CostModel(slow), nodes=nodes, stages=4, speeds=[1.0, 1 / 1.3, 1.0, 1 / 1.3, 1.0])
     (ring,) = planner("makespan")(make_problem([60], **numbers))
     assert {nodes[r] for r in ring.members} == {1}
+
+
+def test_no_ring_of_pipelines_is_wider_than_the_most_degree_though_a_part_of_a_node_would_be() -> None:
+    problem = make_problem([24 * K], **{**given(8, 8 * K), "max_degree": 3, "node_size": 4}, stages=2)
+    assert degrees_for(problem, np.array([0]), 1e9).tolist() == [3]
+
+
+def test_a_ring_may_take_every_replica() -> None:
+    problem = make_problem([32 * K], **given(4, 8 * K), stages=2)  # which is as long as all of them hold
+    assert rings_of(problem, np.array([0]), 1e9, wide=False).fit

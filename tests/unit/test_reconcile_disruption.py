@@ -9,11 +9,11 @@ import pytest
 
 from coxswain.wire import Fault
 from coxswain_operator.reconcile import force_delete, reconcile
-from coxswain_operator.reconcile.actions import WriteStatus
+from coxswain_operator.reconcile.actions import RequeueAt, WriteStatus
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import PodView
 from tests.unit.fake_cluster import FakeCluster, live, member_of, report, report_text, with_job
-from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene
+from tests.unit.reconcile_scenes import COORDINATOR, NOW, TRAINER, Scene, condition
 from tests.unit.test_reconcile_lifecycle import passes, running
 
 STRICT: dict[str, Any] = {"failurePolicy": {"maxRestarts": 0}}
@@ -276,6 +276,15 @@ def test_a_deletion_is_forced_where_no_kubelet_completes_it_and_a_slow_one_is_wa
     assert force_delete.requeue_times(context) == ((NOW + 10,) if looks else ())
     of_an_earlier_job = replace(Scene((COORDINATOR,)).context(), observed=replace(Scene().observed, leftovers=(pod,)))
     assert [d.name for d in force_delete.force_deletes(of_an_earlier_job)] == [pod.name] * forced
+
+
+@pytest.mark.parametrize("over", ["ended", "being deleted"])
+def test_a_job_that_is_over_is_looked_at_again_while_a_deletion_of_its_pods_takes_long(over: str) -> None:
+    """A change of a node starts no pass."""
+    ended = {"conditions": [condition("Succeeded", "False")]} if over == "ended" else {}
+    observed = Scene((going("True"),), status=ended).observed
+    observed.job["metadata"] |= {"deletionTimestamp": stamp(NOW)} if over == "being deleted" else {}
+    assert reconcile(observed, NOW).of(RequeueAt) == (RequeueAt(NOW + 10),)
 
 
 KEPT = "FinalizerKept: Pod demo-trainer-1-0 on n is deleted, and a finalizer keeps it"

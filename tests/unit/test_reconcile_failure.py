@@ -352,3 +352,13 @@ def test_a_pod_that_is_deleted_or_gone_matches_a_rule_of_disruptions_without_the
     pods = (*GANG[:3], *([pod] if pod else []))
     scene = Scene(pods, seen="trainer:1", spec={"failurePolicy": {"rules": [rule]}})
     assert [verdict.rule for verdict in verdicts(scene.context())] == ["gone"]
+
+
+@pytest.mark.parametrize(("action", "delay"), [("RestartJob", 1), ("RestartJobIgnoringLimit", 0)])
+def test_a_job_that_restarts_again_waits_only_where_the_restart_counts(action: str, delay: int) -> None:
+    rules = {"failurePolicy": {"rules": [{"name": "mine", "action": action, **IN_2}]}}
+    again = {"incarnations": [{"name": "all", "number": 1, "since": stamp(NOW - 50)}]}
+    gang = tuple(replace(pod, incarnation=1) for pod in (*GANG[:3], ended(2)))
+    context = Scene(gang, seen="coordinator,loader:0,trainer:0-1", spec=rules, status=again).context()
+    (entry,) = record_restarts(context, verdicts(context)).incarnations
+    assert (entry.name, entry.number, entry.delay_seconds) == ("all", 2, delay)

@@ -103,6 +103,12 @@ def test_pods_of_older_numbers_and_of_members_that_the_gang_has_no_more_are_dele
     )  # fmt: skip
 
 
+def test_a_pod_of_a_number_that_the_status_does_not_know_yet_is_deleted() -> None:
+    """As after the restore of a backup: it is no member's pod, and keeps its member's own one from being created."""
+    ahead = replace(TRAINER, name="demo-trainer-1-5", uid="z", incarnation=5)
+    assert Scene((*GANG[:3], ahead)).decide().of(Delete) == (Delete("Pod", "demo-trainer-1-5", "z"),)
+
+
 def test_only_a_pod_of_the_stored_number_that_stays_and_works_serves() -> None:
     for pod in (replace(TRAINER, incarnation=1), replace(TRAINER, deleting=True), replace(TRAINER, ready=False)):
         context = Scene((*GANG[:3], pod)).context()
@@ -113,6 +119,13 @@ def test_only_a_pod_of_the_stored_number_that_stays_and_works_serves() -> None:
 def test_a_job_that_is_not_valid_and_has_no_pods_is_not_said_to_have_all_of_them_ready() -> None:
     (write,) = Scene(spec={"mixRef": {"name": "none"}}).decide().of(WriteStatus)
     assert [c["status"] for c in write.status["conditions"] if c["type"] == "PodsReady"] == ["False"]
+
+
+def test_a_job_that_is_not_valid_and_has_lost_a_pod_names_it_as_not_ready() -> None:
+    scene = Scene(GANG[:3], seen="coordinator,loader:0,trainer:0-1", spec={"mixRef": {"name": "none"}})
+    (write,) = scene.decide().of(WriteStatus)
+    (ready,) = [c for c in write.status["conditions"] if c["type"] == "PodsReady"]
+    assert (ready["status"], ready["message"]) == ("False", "not ready: trainer-1")
 
 
 def test_an_old_pod_of_a_job_that_is_not_valid_is_deleted_and_its_working_pods_stay() -> None:

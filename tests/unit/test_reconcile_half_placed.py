@@ -327,3 +327,8 @@ def test_the_wait_doubles_up_to_ten_minutes_and_is_random_but_the_same_for_the_s
     assert delays == {uid: delay_of(uid, releases) for uid in delays}
     assert all(longest / 2 <= delay <= longest for delay in delays.values())
     assert max(delays.values()) - min(delays.values()) > 0.4 * longest
+
+
+def test_a_job_that_gives_up_before_another_one_may_wait_longer_than_it() -> None:
+    drawn = [(due_of(str(uid), 5), delay_of(str(uid), 5)) for uid in range(20)]
+    assert any(due < other and delay > others for due, delay in drawn for other, others in drawn)

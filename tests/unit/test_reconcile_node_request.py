@@ -11,14 +11,14 @@ from msgspec.structs import replace as changed
 from coxswain.names import LABEL_INCARNATION, LABEL_JOB_UID
 from coxswain.wire import NodeRequest
 from coxswain_operator.controller import Controller
-from coxswain_operator.reconcile import node_request, quarantine
-from coxswain_operator.reconcile.actions import Quarantine
+from coxswain_operator.reconcile import node_request, quarantine, reconcile
+from coxswain_operator.reconcile.actions import EndQuarantine, Quarantine
 from coxswain_operator.reconcile.context import build_context
 from coxswain_operator.reconcile.status import KeptNode, read_status
 from coxswain_operator.reconcile.times import seconds, stamp
-from coxswain_operator.views import PodView, QuarantineView
+from coxswain_operator.views import Event, PodView, QuarantineView
 from tests.unit.fake_cluster import NAMESPACE, FakeCluster, copied, report
-from tests.unit.reconcile_scenes import NOW, TRAINER, Scene, ended
+from tests.unit.reconcile_scenes import GANG, NOW, TRAINER, Scene, ended
 from tests.unit.test_reconcile_lifecycle import RESTART_JOB
 from tests.unit.test_reconcile_quarantine import (
     SETTINGS,
@@ -232,3 +232,17 @@ async def test_quarantines_are_ten_minutes_apart_however_far_the_servers_clock_i
     world.tick(waited)
     await passes(world, 1, changed_settings(SETTINGS, quarantine_limit=9))
     assert quarantined(world) == nodes
+
+
+def test_a_request_without_a_node_says_nothing_about_a_trainer_without_one() -> None:
+    """As on the local cluster, whose pods have no nodes."""
+    asked = report("Running", 20, replace_node=NodeRequest("", "trainer-1", "slow"))
+    decision = Scene(GANG, asked, spec={"stragglers": {"action": "ReplaceNode"}}).decide()
+    assert [event.reason for event in decision.of(Event) if event.reason == "NodeKept"] == []
+
+
+@pytest.mark.parametrize(("left", "ends"), [(0, True), (1, False)])
+def test_a_quarantine_of_the_operators_is_deleted_in_the_second_in_which_it_ends(left: int, ends: bool) -> None:
+    made = QuarantineView("slow", "q", "slow", NOW - 100, until=NOW + left, job="u")
+    decision = reconcile(replace(Scene(GANG).observed, quarantines=(made,)), NOW)
+    assert decision.of(EndQuarantine) == ((EndQuarantine("slow", "q"),) if ends else ())

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from coxswain.names import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_ROLE
 from coxswain_operator.views import Manifest
 from tests.unit.test_reconcile_children import made
 
@@ -101,3 +102,13 @@ def test_pods_of_one_plan_differ_in_name_place_and_environment_only() -> None:
         for container in (*spec["initContainers"], *spec["containers"]):
             container["env"] = [e for e in container["env"] if e["name"] not in ("COXSWAIN_NAME", "COXSWAIN_INDEX")]
     assert one["spec"] == two["spec"]
+
+
+@pytest.mark.parametrize("wish", ["required", "preferred"])
+def test_a_trainer_is_placed_near_the_trainers_of_its_own_attempt_and_of_no_other_one(wish: str) -> None:
+    """Pods of the attempt before, which leave, would hold the next one where it was."""
+    pod = made("trainer-1", scheduling={"topology": {wish: "rack"}})
+    (terms,) = pod["spec"]["affinity"]["podAffinity"].values()
+    (term,) = (t.get("podAffinityTerm", t) for t in terms)
+    wanted = (LABEL_JOB_UID, LABEL_ROLE, LABEL_ATTEMPT)
+    assert term["labelSelector"] == {"matchLabels": {name: pod["metadata"]["labels"][name] for name in wanted}}

@@ -18,7 +18,7 @@ from coxswain.flops import loss_layers
 from coxswain.layout import Device
 from coxswain.models import parameter_specs
 from coxswain.plan.problem import Draft, make_problem
-from coxswain.plan.strategy.costs import after_tasks, exchange_of, kind_cost, stage_constants
+from coxswain.plan.strategy.costs import after_tasks, exchange_of, kind_cost, stage_constants, stage_elements
 from coxswain.plan.strategy.judge import kind_ends, step_seconds, trial_of
 from coxswain.plan.strategy.kinds import balanced, by_tensor, fits, fullest, kinds_of, memory_refusals, most, peak_bytes
 from coxswain.plan.strategy.machine import asked, machine_of
@@ -342,3 +342,8 @@ def test_a_choice_is_described_with_the_next_three_and_the_kinds_whose_tasks_are
     )
     alone = msgspec.structs.replace(strategy, alternatives=())
     assert described(alone).endswith("4096 tokens a task")
+
+
+def test_the_elements_of_a_stage_are_those_of_the_fullest_one() -> None:
+    short, long = (stage_elements(MODELS["llama-7b"], Kind(1, layers)) for layers in ((1, 30, 1), (1, 29, 2)))
+    assert short - long == sum(s.box(0, 1).elements for s in parameter_specs(MODELS["llama-7b"], 32000) if s.place == 5)

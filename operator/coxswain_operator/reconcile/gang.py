@@ -78,7 +78,6 @@ def reconcile_gang(ctx: Context, start: Start, found: tuple[failure_policy.Verdi
 def _settled(ctx: Context, start: Start, found: tuple[failure_policy.Verdict, ...]) -> _Settled:
     """Members are replaced first: only a pass without that looks at sizes, quarantines and the queue."""
     size = None if any(v.whole_job for v in found) else partial.evicted(ctx) or resize.plan_resize(ctx, start.config)
-    release = None if size or found else half_placed.plan_release(ctx)
     if size:
         status = failure_policy.record_restarts(ctx, found) if found else half_placed.settled(ctx, ctx.status)
         status = job_token.settle(ctx, resize.start_resize(ctx, status, size))
@@ -88,7 +87,7 @@ def _settled(ctx: Context, start: Start, found: tuple[failure_policy.Verdict, ..
         status = _begun(ctx, failure_policy.record_restarts(ctx, found), start)
         return _Settled(partial.Turn(status), events=failure_policy.failure_events(found))
     status = _begun(ctx, half_placed.settled(ctx, ctx.status), start)
-    if release:
+    if release := half_placed.plan_release(ctx):
         status = half_placed.start_release(ctx, status, release)
         return _Settled(partial.Turn(status), release.message, events=half_placed.events(release))
     status, resized = live_size.settle(ctx, status, start.config.trainers)

@@ -1,0 +1,82 @@
+"""What stages of a layout hold and take at the bounds: full devices, one node, other modes of recompute, shared embeddings."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from coxswain.errors import Refused
+from coxswain.plan.layouts.chains import with_layers
+from coxswain.plan.layouts.cluster import MOST_DEVICES, MOST_OF_NODE, DeviceState, Node, read_cluster
+from coxswain.plan.layouts.costs import Costs, make_group
+from coxswain.plan.layouts.filling import fill_layers
+from coxswain.plan.layouts.planner import healthy_plan, plan_layout
+from coxswain.plan.layouts.result import planned
+from coxswain.plan.layouts.settle import Draft
+from tests.unit.layout_cases import SMALL, cluster_of, costs_of
+
+
+def test_a_device_may_be_full_to_the_last_byte_of_its_limit() -> None:
+    costs = costs_of([[1.0] * 8])
+    costs.limit = costs.peak(1, 2, True, 2, 1).total
+    assert costs.most_layers(1, True, 2, 1) == 2
+    costs.limit -= 1
+    assert costs.most_layers(1, True, 2, 1) == 1
+
+
+def test_layers_are_given_to_no_chain_with_a_stage_that_holds_none() -> None:
+    assert fill_layers(4, [1.0, 1.0], [0.0, 0.0], [4, 0]) is None
+
+
+def test_a_later_stage_keeps_fewer_micro_batches_and_so_needs_less_memory() -> None:
+    costs = costs_of([[1.0] * 4])
+    chain = with_layers(costs, [make_group(0, [d], 1.0) for d in range(4)], [1, 2, 1, 1], 1)
+    (replica,) = planned(costs, Draft((chain,), (8,), 1.0))
+    expected = [costs.peak(1, n, s == 0, 4 - s, 1).total for s, n in enumerate((1, 2, 1, 1))]
+    assert [stage.memory_bytes for stage in replica.stages] == expected
+
+
+def test_a_tied_embedding_is_on_the_first_stage_and_on_the_last() -> None:
+    rows = SMALL.vocabulary * SMALL.hidden
+    costs = Costs(cluster_of([[1.0]]), replace(SMALL, tied_head=True))
+    inner, first, last = (costs.elements(1, 3, *ends) for ends in ((False, False), (True, False), (False, True)))
+    assert (first - inner, last - inner) == (rows, rows + SMALL.hidden)  # with the last norm
+
+
+@pytest.mark.parametrize(("nodes", "more"), [(1, False), (2, True)])
+def test_devices_of_one_node_keep_no_copies_of_another_one_s_state(nodes: int, more: bool) -> None:
+    cluster = cluster_of([[1.0] * 4] * nodes)
+    with_copies, without = (
+        Costs(replace(cluster, copies=copies), SMALL).peak(1, 2, True, 2, 2).total for copies in (True, False)
+    )
+    assert (with_copies > without) is more
+
+
+def test_a_stage_that_recomputes_sums_six_times_and_its_forward_is_a_quarter() -> None:
+    found = {}
+    for recompute in ("None", "Selective", "Full"):
+        costs = Costs(replace(cluster_of([[1.0] * 2]), recompute=recompute), SMALL)
+        travel = costs.layer_seconds(2, 1.0) - costs.layer_seconds(1, 1.0) / 2
+        found[recompute] = (round(travel / (costs.hop_bytes / costs.inside), 6), costs.forward)
+    assert found == {"None": (4.0, 1 / 3), "Selective": (6.0, 1 / 4), "Full": (6.0, 1 / 4)}
+
+
+def test_a_change_that_no_step_repays_moves_nothing_where_many_steps_repay_it() -> None:
+    costs = costs_of([[1.0] * 4, [1.0] * 3 + [2.57]], batch=16)
+    short, long = (plan_layout(costs, healthy_plan(costs), horizon) for horizon in (0, 10**9))
+    assert short.traffic and long.traffic
+    assert short.traffic.bytes == 0 < long.traffic.bytes
+    assert long.draft.seconds < short.draft.seconds
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "beyond"), [(1, MOST_OF_NODE, "a node has at most"), (1000, 100, "are planned for")]
+)
+def test_a_cluster_may_have_as_many_devices_as_is_said_and_no_more(nodes: int, devices: int, beyond: str) -> None:
+    cluster = cluster_of([[1.0] * devices] * nodes)
+    assert cluster.devices in (MOST_OF_NODE, MOST_DEVICES)
+    assert read_cluster(msgspec.json.encode(cluster), "file") == cluster
+    first = Node("more", (DeviceState(),) * (devices + 1))
+    with pytest.raises(Refused, match=beyond):
+        read_cluster(msgspec.json.encode(replace(cluster, nodes=(first, *cluster.nodes[1:]))), "file")

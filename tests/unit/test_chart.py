@@ -249,10 +249,8 @@ def test_an_operator_is_named_after_its_pod_and_no_other_that_ever_was(plain: li
 
 
 def test_an_operator_has_its_account_and_the_token_of_it(plain: list[Manifest]) -> None:
-    pod, (account,) = (
-        deployment(plain)["spec"]["template"]["spec"],
-        [m for m in of_kind(plain, "ServiceAccount") if not is_test(m)],
-    )
+    pod = deployment(plain)["spec"]["template"]["spec"]
+    (account,) = [m for m in of_kind(plain, "ServiceAccount") if not is_test(m)]
     assert pod["serviceAccountName"] == account["metadata"]["name"]
     assert pod["automountServiceAccountToken"] is True
 

@@ -152,3 +152,21 @@ def test_a_container_that_says_nothing_gets_the_rights_of_ours() -> None:
 def test_a_container_that_escalates_is_one_that_kubernetes_takes(asked: Manifest) -> None:
     (container,) = hardened(pod(context(**asked)))["containers"]
     assert container["securityContext"]["allowPrivilegeEscalation"] is True
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        ({"add": ["IPC_LOCK"]}, {"drop": ["ALL"], "add": ["IPC_LOCK"]}),  # as for RDMA
+        ({"add": ["IPC_LOCK"], "drop": ["NET_RAW"]}, {"drop": ["NET_RAW"], "add": ["IPC_LOCK"]}),
+        ({}, {"drop": ["ALL"]}),
+        (None, {"drop": ["ALL"]}),
+    ],
+)
+def test_a_container_has_the_capabilities_that_it_asks_for_and_drops_all_others_unless_it_says_which(
+    asked: Manifest | None, made: Manifest
+) -> None:
+    (container,) = hardened({"containers": [{"name": "main", "securityContext": {"capabilities": asked}}]})[
+        "containers"
+    ]
+    assert container["securityContext"]["capabilities"] == made

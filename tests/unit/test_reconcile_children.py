@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from coxswain.api.pod_template import template_schema
 from coxswain.api.resolve import resolve
-from coxswain.config import JobConfig
+from coxswain.config import EndpointConfig, JobConfig
 from coxswain.names import PORT_COORDINATOR
 from coxswain.wire import NodeRequest
 from coxswain_operator.children import PodPlan, children
 from coxswain_operator.children.common import child, controller_of
+from coxswain_operator.children.configuration import attempt_record
+from coxswain_operator.children.containers import endpoint_secrets
 from coxswain_operator.children.network import METRICS_PORTS
 from coxswain_operator.children.overlay import merged
 from coxswain_operator.children.quarantine import quarantine
@@ -215,6 +218,19 @@ def test_secrets_of_endpoints_are_mounted_under_their_names() -> None:
     (container,) = pod(job, config, "loader-0")["spec"]["containers"]
     assert "/etc/coxswain/secrets/corpus-s3" in [m["mountPath"] for m in container["volumeMounts"]]
     assert environment(container)["COXSWAIN_SECRETS_DIR"] == "/etc/coxswain/secrets"
+
+
+def test_secrets_are_mounted_by_name_in_order_so_that_a_pod_is_the_same_whichever_operator_makes_it() -> None:
+    _, config = job_and_config()
+    names = [f"s3-{n}" for n in range(9)]
+    (one,) = config.mix.sources
+    sources = tuple(replace(one, endpoint=EndpointConfig(secret=name)) for name in reversed(names))
+    assert endpoint_secrets(replace(config, mix=replace(config.mix, sources=sources))) == tuple(names)
+
+
+def test_what_an_attempt_began_with_cannot_be_changed() -> None:
+    job, config = job_and_config()
+    assert attempt_record(job, config, {"TrainingJob": {"demo": job["spec"]}}, "ab12")["immutable"] is True
 
 
 @pytest.mark.parametrize("member", ROLES)

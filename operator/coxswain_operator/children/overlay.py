@@ -70,9 +70,9 @@ def merged(base: Any, overlay: Any, field: str = "") -> Any:
 
 
 def _lists(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
+    """One of the overlay is laid over ours; others of the same key, such as the UDP port of a TCP port, stay beside it."""
     if not key:
         return [*base, *overlay]
-    """One of the overlay is laid over ours; others of the same key, such as the UDP port of a TCP port, stay beside it."""
     changes = {item[key]: item for item in reversed(overlay)}
     kept = [merged(item, changes[item[key]]) if item[key] in changes else item for item in base]
     used = [changes[item[key]] for item in base if item[key] in changes]

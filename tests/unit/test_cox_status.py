@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from coxswain.config import PhaseConfig
 from coxswain.membership.mix_record import MixRecord
 from coxswain_cli.__main__ import app
-from coxswain_cli.readers.cluster import seen
+from coxswain_cli.readers.cluster import containers_of, seen
 from coxswain_cli.readers.values import Progress, Seen, reported, stored
 from coxswain_cli.reporting.model import MixInForce
 from coxswain_cli.status import brief, describe
@@ -128,6 +128,14 @@ def test_a_job_of_a_cluster_that_stands_still_has_no_rate_and_no_time_left(
     conditions = [{"type": type_, "status": status, "reason": "R"}]
     found = seen({**JOB, "status": {"progress": done, "conditions": conditions}}, []).progress
     assert found == Progress(3, 40, 4.5, *rates)
+
+
+def test_logs_of_a_pod_are_those_of_its_sidecars_and_containers_and_not_of_what_has_ended_before_them() -> None:
+    before, sidecar = {"name": "unpack"}, {"name": "constructor", "restartPolicy": "Always"}
+    assert containers_of({"spec": {"initContainers": [before, sidecar], "containers": [{"name": "trainer"}]}}) == [
+        "constructor",
+        "trainer",
+    ]
 
 
 def test_a_line_of_the_list_has_the_state_and_how_far_the_job_is() -> None:

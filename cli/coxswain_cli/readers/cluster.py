@@ -171,7 +171,7 @@ def seen(job: Manifest, pods: list[Manifest], missing: tuple[str, ...] = ()) -> 
     """`missing`: what could not be read of the cluster."""
     status, summary = job.get("status") or {}, condition(job, "Succeeded")
     over = has_ended(job) or is_suspended(job)
-    note = f"at {status['updatedAt']}" if status.get("updatedAt") and not over else ""
+    note = f"at {status['updatedAt']}" if status.get("updatedAt") else ""
     state, lines = summary.get("reason", "Queued"), (*summary.get("message", "").splitlines(), *missing)
     progress = stored(status, note=note)
     if over and progress:  # it stands still: neither rates nor a time left

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from e2e.tools.build import BIN, is_current
+from e2e.tools.other_kubernetes import SERVERS, VARIABLE, chosen, folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1
@@ -26,10 +27,21 @@ class NotBuilt(RuntimeError):
 
 
 def binary(name: str) -> Path:
-    """The pinned tool `name`. Raises NotBuilt with the command that builds it."""
+    """The pinned tool `name`, or a server of the release that COXSWAIN_KUBERNETES names. Raises NotBuilt with the command that
+    builds it."""
+    if (release := chosen()) and name in SERVERS:
+        return _other(release, name)
     if not is_current(name):
         raise NotBuilt(f"{name} is not built: run `{sys.executable} -m e2e.tools.build {name}` in {REPOSITORY}")
     return BIN / name
+
+
+def _other(release: str, name: str) -> Path:
+    found = folder(release) / name
+    if not found.exists():
+        command = f"{sys.executable} -m e2e.tools.other_kubernetes {release}"
+        raise NotBuilt(f"{name} {release} ({VARIABLE}) is not built: run `{command}` in {REPOSITORY}")
+    return found
 
 
 def own_address() -> str:

@@ -54,12 +54,18 @@ TOOLS = {
 }
 # Build tags of a tool. Without this one they also hold the libraries of two dozen clouds.
 TAGS = {"prometheus": "remove_all_sd", "promtool": "remove_all_sd"}
-# Without the version nodes and `kubectl version` report `v0.0.0-master+$Format:%H$`.
-LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}"
 # The linker drops what debuggers read (-s -w), so the compiler need not write it.
 COMPILER_FLAGS = "all=-dwarf=false"
 # The compiler's own garbage collector costs up to a fifth of a build. With 400 no compiler takes more than 1.7 GB.
 COLLECT_AT = "400"
+
+
+def linker_flags(kubernetes: str) -> str:
+    """Without the version nodes and `kubectl version` report `v0.0.0-master+$Format:%H$`."""
+    return f"-s -w -X k8s.io/component-base/version.gitVersion={kubernetes}"
+
+
+LINKER_FLAGS = linker_flags(KUBERNETES)
 
 
 def go_command() -> str:
@@ -138,10 +144,10 @@ def compile_tool(name: str) -> None:
     (BIN / f"{name}.stamp").write_text(stamp(name))
 
 
-def environment() -> dict[str, str]:
-    """Go's caches inside the checkout and deletable; no C compiler needed."""
+def environment(mode: str = "readonly") -> dict[str, str]:
+    """Go's caches inside the checkout and deletable; no C compiler needed. `mode`: what Go may do with go.mod."""
     caches = {"GOCACHE": str(CACHE / "go" / "build"), "GOPATH": str(CACHE / "go" / "path"), "GOTMPDIR": str(SCRATCH)}
-    flags = f"{os.environ.get('GOFLAGS', '')} -modcacherw -mod=readonly -buildvcs=false".strip()
+    flags = f"{os.environ.get('GOFLAGS', '')} -modcacherw -mod={mode} -buildvcs=false".strip()
     return {**os.environ, **caches, "GOFLAGS": flags, "CGO_ENABLED": "0", "GOGC": COLLECT_AT}
 
 

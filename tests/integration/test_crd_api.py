@@ -11,6 +11,7 @@ from coxswain.api.crd import crd
 from coxswain.api.kinds import BY_NAME, KINDS
 from coxswain.api.schema import with_defaults
 from coxswain.api.validate import check, defaulted
+from e2e.tools.other_kubernetes import minor
 from tests.api_samples import REMOVED, Manifest, sample
 from tests.integration.apiserver import ApiServer
 
@@ -226,6 +227,7 @@ def test_short_name_and_category_find_the_kind(api: ApiServer, kind: Any) -> Non
     assert found["namespaced"] is kind.namespaced
 
 
+@pytest.mark.skipif(minor() < 31, reason="an alpha in Kubernetes 1.30")
 def test_jobs_can_be_selected_by_mix_and_queue(api: ApiServer, job: Manifest) -> None:
     def found(selector: str) -> int:
         return len(api.http.get(api.path(JOBS), params={"fieldSelector": selector}).json()["items"])

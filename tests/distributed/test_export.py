@@ -411,6 +411,21 @@ def test_a_checkpoint_that_its_job_drops_while_it_is_exported_is_not_said_to_be_
     assert not (tmp_path / "out").exists()
 
 
+def test_what_else_is_wrong_with_an_export_is_said_though_its_checkpoint_is_dropped_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = checkpoint(tmp_path / "run", drawn(MODEL), MODEL)
+
+    def dropping(store: Store, shard: Shard) -> dict[str, Tensor]:
+        store.delete(manifest_key(3))
+        raise Refused("AccessDenied", "shards may not be read")
+
+    monkeypatch.setattr(save_load, "read_shard", dropping)
+    with pytest.raises(Refused, match="shards may not be read") as refused:
+        export(store, tmp_path / "out")
+    assert refused.value.reason == "AccessDenied"
+
+
 def test_an_export_never_mixes_with_what_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     uri = checkpoint(tmp_path / "run", drawn(MODEL), MODEL).uri
     (tmp_path / "empty").mkdir()

@@ -15,12 +15,17 @@ from typing import Any
 from coxswain import names
 from coxswain.api.field_errors import UNKNOWN_FIELD, FieldError, nearest, quoted, shorten
 from coxswain.api.label_faults import key_faults
+from coxswain.api.schema import repeated
 
 Schema = dict[str, Any]
 PARTS = ("metadata", "spec")
 # Our containers by the field of the job's spec whose template is laid over them.
 OWN = {"trainers": ("trainer", "constructor"), "data": ("coordinator", "loader")}
 _SIDECAR = "constructor"  # of ours the only init container
+# Kubernetes takes each once; of two that are laid over ours one would have no effect.
+_MOUNTS: Schema = {"properties": {"volumeMounts": {"x-kubernetes-list-map-keys": ["mountPath"], "items": {}}}}
+_NAMES: Schema = {"x-kubernetes-list-map-keys": ["name"], "items": _MOUNTS}
+_ONCE: Schema = {"properties": dict.fromkeys(("volumes", "containers", "initContainers"), _NAMES)}
 _OURS_ALONE = ("restartPolicy", "restartPolicyRules")  # of our containers: the operator judges their ends
 _PREFIX = "COXSWAIN_"
 _VARIABLES = (names.ENV_LOG_LEVEL, names.ENV_STORE_PATIENCE)  # of ours that users may set
@@ -122,16 +127,14 @@ def _former_faults(path: str, template: dict[str, Any], own: tuple[str, ...]) ->
 
 def _container_faults(path: str, spec: dict[str, Any], own: tuple[str, ...]) -> Iterator[FieldError]:
     """Ours are laid over by name; all others need an image."""
-    yield from _repeated(path, spec, "volumes", "name")
-    yield from _repeated(path, spec, "containers", "name")
-    yield from _repeated(path, spec, "initContainers", "name")
+    for place, key in repeated(_ONCE, spec, path):
+        yield FieldError(place, f"{quoted(key)} stands there twice", key, way_out="make one of both")
     for field in ("containers", "initContainers"):
         containers = spec.get(field)
         for index, container in enumerate(containers if isinstance(containers, list) else ()):
             where, name = f"{path}.{field}[{index}]", container.get("name") if isinstance(container, dict) else None
             if not isinstance(name, str):
                 continue
-            yield from _repeated(where, container, "volumeMounts", "mountPath")
             place = "initContainers" if name == _SIDECAR else "containers"
             if name in own and field != place:
                 yield FieldError(f"{where}.name", f"{name} is one of {place}", name, way_out=f"put it under {place}")
@@ -143,17 +146,6 @@ def _container_faults(path: str, spec: dict[str, Any], own: tuple[str, ...]) -> 
                     yield FieldError(f"{where}.{part}", "the operator sets it", way_out=f"remove {part}")
             if name in own:
                 yield from _variable_faults(f"{where}.env", container.get("env"))
-
-
-def _repeated(path: str, holder: dict[str, Any], field: str, key: str) -> Iterator[FieldError]:
-    """Kubernetes takes each once; of two that are laid over ours one would have no effect."""
-    items, known = holder.get(field), set[str]()
-    for index, item in enumerate(items if isinstance(items, list) else ()):
-        value = item.get(key) if isinstance(item, dict) else None
-        if isinstance(value, str) and value in known:
-            message = f"{quoted(value)} stands there twice"
-            yield FieldError(f"{path}.{field}[{index}].{key}", message, value, way_out="make one of both")
-        known |= {value} if isinstance(value, str) else set()
 
 
 def _variable_faults(path: str, env: Any) -> Iterator[FieldError]:

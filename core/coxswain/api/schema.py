@@ -110,7 +110,9 @@ def repeated(schema: Schema, value: Any, path: str = "") -> Iterator[tuple[str, 
 
 def _repeated_items(schema: Schema, items: list[Any], path: str) -> Iterator[tuple[str, Any]]:
     for key in schema.get("x-kubernetes-list-map-keys", ()):
-        keys = [item.get(key) if isinstance(item, dict) else None for item in items]
-        for index, found in enumerate(keys):
-            if isinstance(found, str) and found in keys[:index]:
+        known = set[str]()
+        for index, item in enumerate(items):
+            found = item.get(key) if isinstance(item, dict) else None
+            if isinstance(found, str) and found in known:
                 yield f"{path}[{index}].{key}", found
+            known |= {found} if isinstance(found, str) else set()

@@ -125,23 +125,16 @@ def build(name: str) -> Path:
 
 def compile_tool(name: str) -> None:
     print(f"building {name} (once, into {BIN}) ...", file=sys.stderr, flush=True)
-    made = SCRATCH / name
-    flags: list[str | Path] = [
-        "-p",
-        "2",
-        "-trimpath",
-        "-ldflags",
-        LINKER_FLAGS,
-        "-gcflags",
-        COMPILER_FLAGS,
-        "-tags",
-        TAGS.get(name, ""),
-        "-o",
-        made,
-    ]
-    run_guarded([go_command(), "build", *flags, TOOLS[name]], cwd=module_of(name), env=environment())
-    made.replace(BIN / name)
+    go_build(module_of(name), TOOLS[name], BIN / name, LINKER_FLAGS, environment(), TAGS.get(name, ""))
     (BIN / f"{name}.stamp").write_text(stamp(name))
+
+
+def go_build(module: Path, package: str, binary: Path, linker: str, variables: dict[str, str], tags: str = "") -> None:
+    """Builds a package into `binary`, which appears whole. Raises CalledProcessError."""
+    made = SCRATCH / binary.name
+    flags = ["-p", "2", "-trimpath", "-ldflags", linker, "-gcflags", COMPILER_FLAGS, "-tags", tags]
+    run_guarded([go_command(), "build", *flags, "-o", made, package], cwd=module, env=variables)
+    made.replace(binary)
 
 
 def environment(mode: str = "readonly") -> dict[str, str]:

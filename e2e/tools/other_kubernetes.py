@@ -11,17 +11,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from e2e.tools.build import CACHE, COMPILER_FLAGS, KUBERNETES, building, environment, go_command, linker_flags
+from e2e.tools.build import CACHE, KUBERNETES, building, environment, go_build, go_command, linker_flags
 from e2e.tools.guarded import run_guarded
 
 VARIABLE = "COXSWAIN_KUBERNETES"
 SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
-_RELEASE = re.compile(r"v1\.(\d+\.\d+)")
+_RELEASE = re.compile(r"v1\.\d+\.\d+")
 _STAGED = re.compile(r"^\s*(k8s\.io/\S+) => \./staging/", re.MULTILINE)
 _GO = re.compile(r"^go (\S+)$", re.MULTILINE)
 
@@ -45,23 +44,25 @@ def imports() -> str:
 def build(release: str) -> Iterator[Path]:
     """The servers. One that is there is not built again. Raises CalledProcessError."""
     module, variables = folder(release) / "module", environment("mod")
-    module.mkdir(parents=True, exist_ok=True)
-    go = go_command()
     if not (module / "go.sum").exists():
-        command = [go, "mod", "download", "-json", f"k8s.io/kubernetes@{release}"]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, env=variables).stdout)
-        (module / "go.mod").write_text(go_mod(release, Path(found["GoMod"]).read_text()))
-        (module / "imports.go").write_text(imports())
-        run_guarded([go, "mod", "tidy"], cwd=module, env=variables)
+        _make_module(module, release, variables)
     for name in SERVERS:
         made = folder(release) / name
         if not made.exists():
             print(f"building {name} {release} ...", file=sys.stderr, flush=True)
-            flags = ["-p", "2", "-trimpath", "-ldflags", linker_flags(release), "-gcflags", COMPILER_FLAGS]
-            draft = made.with_suffix(".draft")
-            run_guarded([go, "build", *flags, "-o", draft, f"k8s.io/kubernetes/cmd/{name}"], cwd=module, env=variables)
-            draft.replace(made)
+            go_build(module, f"k8s.io/kubernetes/cmd/{name}", made, linker_flags(release), variables)
         yield made
+
+
+def _make_module(module: Path, release: str, variables: dict[str, str]) -> None:
+    """Its go.sum comes last."""
+    module.mkdir(parents=True, exist_ok=True)
+    go, found = go_command(), module / "download.json"
+    with found.open("w") as output:
+        run_guarded([go, "mod", "download", "-json", f"k8s.io/kubernetes@{release}"], env=variables, stdout=output)
+    (module / "go.mod").write_text(go_mod(release, Path(json.loads(found.read_text())["GoMod"]).read_text()))
+    (module / "imports.go").write_text(imports())
+    run_guarded([go, "mod", "tidy"], cwd=module, env=variables)
 
 
 def chosen() -> str:

@@ -23,12 +23,18 @@ TOLERATIONS = [
 def of_pod(job: Manifest, role: str, attempt: int) -> dict[str, Any]:
     """The scheduling part of a role's pod spec."""
     wanted = job["spec"].get("scheduling", {})
-    priority, affinity = wanted.get("priorityClassName", ""), _affinity(job, wanted.get("topology", {}), attempt)
+    affinity = _affinity(job, wanted.get("topology", {}), attempt)
     return {
         "tolerations": TOLERATIONS,
-        **({"priorityClassName": priority} if priority else {}),
+        **priority_class(job),
         **({"affinity": affinity} if affinity and role == "trainer" else {}),
     }
+
+
+def priority_class(job: Manifest) -> dict[str, Any]:
+    """The job's, where it has one: of its pods, and of their group where the scheduler weighs that and not the pods."""
+    name = job["spec"].get("scheduling", {}).get("priorityClassName", "")
+    return {"priorityClassName": name} if name else {}
 
 
 def queue(job: Manifest, config: JobConfig, start: int, pod_set: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -42,9 +42,3 @@ class GangBackend(ABC):
 
     def pod_spec(self, group: str) -> dict[str, Any]:
         return {}
-
-
-def priority_class(job: Manifest) -> dict[str, Any]:
-    """Of the job, where it has one: schedulers weigh a group by its own, not by that of its pods."""
-    name = job["spec"].get("scheduling", {}).get("priorityClassName", "")
-    return {"priorityClassName": name} if name else {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from coxswain.names import GROUP
-from coxswain_operator.children.gangs.backend import GangBackend, GangSizes, priority_class
+from coxswain_operator.children.gangs.backend import GangBackend, GangSizes
+from coxswain_operator.children.scheduling import priority_class
 from coxswain_operator.views import Manifest
 
 _ONLY = "gang"  # the name of the group inside the Workload

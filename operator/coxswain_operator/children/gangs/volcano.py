@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from coxswain_operator.children.gangs.backend import GangBackend, GangSizes, priority_class
+from coxswain_operator.children.gangs.backend import GangBackend, GangSizes
+from coxswain_operator.children.scheduling import priority_class
 from coxswain_operator.views import Manifest
 
 QUEUE_LABEL = "volcano.sh/queue-name"  # of the TrainingJob, as KubeRay reads it of its kinds

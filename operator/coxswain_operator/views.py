@@ -78,6 +78,11 @@ class PodView:
         return member_name(self.role, self.index)
 
     @property
+    def made(self) -> float:
+        """When it was created, by the operator's clock as far as that is known."""
+        return self.created - self.lead
+
+    @property
     def is_active(self) -> bool:
         """Its own container may still run or start."""
         return not self.is_held and self.phase not in ("Succeeded", "Failed")

@@ -69,7 +69,7 @@ def starts_by(ctx: Context, pod: PodView) -> float:
 
     Not from before we asked for it: the API server's clock may be behind ours.
     """
-    return max(pod.created - pod.lead, pod.scheduled, _asked(ctx, pod.member)) + ctx.spec.start_timeout_seconds
+    return max(pod.made, pod.scheduled, _asked(ctx, pod.member)) + ctx.spec.start_timeout_seconds
 
 
 def created_by(ctx: Context, member: str) -> float:

@@ -143,7 +143,7 @@ def _failure_of_coordinator(ctx: Context, pod: PodView) -> MemberFailure | None:
 def _resumed_since(ctx: Context, pod: PodView) -> bool:
     """Whether a suspension was requested and taken back while this pod ran."""
     suspended = ctx.status.condition("Suspended")
-    return suspended is not None and seconds(suspended.last_transition_time) > pod.created - pod.lead
+    return suspended is not None and seconds(suspended.last_transition_time) > pod.made
 
 
 def _abandoned(ctx: Context, pod: PodView) -> bool:

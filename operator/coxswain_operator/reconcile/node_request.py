@@ -169,4 +169,4 @@ def _without_another(ctx: Context) -> QuarantineView | None:
 
 def _waits_until(ctx: Context, pod: PodView) -> float:
     """Not from before we asked for it: the API server's clock may be behind ours."""
-    return max(pod.created - pod.lead, seconds(ctx.numbers.of(pod.member).since)) + PATIENCE_SECONDS
+    return max(pod.made, seconds(ctx.numbers.of(pod.member).since)) + PATIENCE_SECONDS

@@ -92,16 +92,20 @@ async def ending(ready: str) -> FakeCluster:
     return world
 
 
+async def later(seconds: float, world: FakeCluster, operator: Controller) -> None:
+    """That time passes, and the operator looks."""
+    world.tick(seconds)
+    await operator.pass_once(NAMESPACE, "demo")
+
+
 @pytest.mark.parametrize("ahead", [0.0, -BACK, BACK])
 async def test_a_pod_has_its_grace_however_far_the_operators_clock_is_from_the_servers(ahead: float) -> None:
     world = await ending("False")
     operator = Controller(world, world, lambda: world.now + ahead)
     await operator.pass_once(NAMESPACE, "demo")
-    world.tick(COUNTED + MARGIN_SECONDS - 1)
-    await operator.pass_once(NAMESPACE, "demo")
+    await later(COUNTED + MARGIN_SECONDS - 1, world, operator)
     assert world.pod("trainer-1")["metadata"]["deletionGracePeriodSeconds"] == GRACE
-    world.tick(1)
-    await operator.pass_once(NAMESPACE, "demo")
+    await later(1, world, operator)
     assert world.pod("trainer-1") is None or "deletionTimestamp" not in world.pod("trainer-1")["metadata"]
 
 
@@ -110,11 +114,9 @@ async def test_a_pod_is_late_on_a_node_that_works_however_far_the_clocks_are_apa
     world = await ending("True")
     operator = Controller(world, world, lambda: world.now + ahead)
     await operator.pass_once(NAMESPACE, "demo")
-    world.tick(COUNTED + LATE_SECONDS - 1)
-    await operator.pass_once(NAMESPACE, "demo")
+    await later(COUNTED + LATE_SECONDS - 1, world, operator)
     assert "TerminationLate" not in world.condition("Succeeded")["message"]
-    world.tick(10)  # messages are written every five seconds
-    await operator.pass_once(NAMESPACE, "demo")
+    await later(10, world, operator)  # messages are written every five seconds
     assert "TerminationLate: Pod demo-trainer-1-0" in world.condition("Succeeded")["message"]
 
 
@@ -124,8 +126,7 @@ async def test_a_new_operator_waits_once_more_for_a_deletion_that_it_finds() -> 
     operator = Controller(world, world, world.clock)
     await operator.pass_once(NAMESPACE, "demo")
     assert world.pod("trainer-1")["metadata"]["deletionGracePeriodSeconds"] == GRACE
-    world.tick(COUNTED + MARGIN_SECONDS)
-    await operator.pass_once(NAMESPACE, "demo")
+    await later(COUNTED + MARGIN_SECONDS, world, operator)
     assert world.pod("trainer-1") is None or "deletionTimestamp" not in world.pod("trainer-1")["metadata"]
 
 
@@ -154,8 +155,7 @@ async def test_a_pod_has_the_same_time_to_start_however_far_the_clocks_are_apart
         await operator.pass_once(NAMESPACE, "demo")
     world.unprepared(world.pod("trainer-0"))
     for waited, counted, said in ((29, 0, False), (31, 0, True), (530, 0, True), (60, 1, True)):
-        world.tick(waited)
-        await operator.pass_once(NAMESPACE, "demo")
+        await later(waited, world, operator)
         assert world.job["status"]["restarts"]["counted"] == counted
         assert ("NotPrepared" in world.condition("PodsReady")["message"]) is said
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-_DEPTH = 100  # of lists and mappings within each other
+from coxswain.api.yaml_loader import MAX_DEPTH
+
 _MARK = "\ufeff"  # that some editors put in front
 _BETWEEN = "---"
 
@@ -26,7 +27,7 @@ def _objects(rest: str) -> list[Any] | None:
     decoder = json.JSONDecoder(object_pairs_hook=_mapping)
     while rest.startswith("{"):
         value, end = decoder.raw_decode(rest)
-        _check_depth(value, _DEPTH)
+        _check_depth(value, MAX_DEPTH)
         found.append(value)
         rest = rest[end:].lstrip().removeprefix(_BETWEEN).lstrip()
     return None if rest else found

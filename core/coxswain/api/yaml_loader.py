@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+MAX_DEPTH = 100  # of lists and mappings within each other
 _TAG = "tag:yaml.org,2002:"
 _TRUTHS = {"y": True, "n": False}
 # The first that matches counts. An octal number that is none, such as 08, is a number with a fraction, as in Go.
@@ -27,7 +28,20 @@ _WORDS = {
 
 
 class YamlLoader(yaml.SafeLoader):
-    """Refuses keys that appear twice."""
+    """Refuses keys that appear twice, and more than MAX_DEPTH lists and mappings within each other."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """PyYAML's time for each word grows with its depth."""
+        if self._depth == MAX_DEPTH:
+            raise yaml.composer.ComposerError(
+                None, None, "lists and mappings are nested too deeply", self.peek_event().start_mark
+            )
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()

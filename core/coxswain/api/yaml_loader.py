@@ -35,9 +35,8 @@ class YamlLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """PyYAML's time for each word grows with its depth."""
         if self._depth == MAX_DEPTH:
-            raise yaml.composer.ComposerError(
-                None, None, "lists and mappings are nested too deeply", self.peek_event().start_mark
-            )
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "lists and mappings are nested too deeply", mark)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1

@@ -9,13 +9,15 @@ from msgspec.structs import replace
 from coxswain.cost.constants import Hardware, load_hardware
 from coxswain.cost.hardware import attention_flops
 from coxswain.errors import Refused
-from coxswain.plan.layouts.chains import with_layers
+from coxswain.plan.layouts.chains import pipeline_seconds, with_layers
 from coxswain.plan.layouts.cluster import MOST_DEVICES, MOST_OF_NODE, DeviceState, Node, read_cluster
 from coxswain.plan.layouts.costs import Costs, make_group
 from coxswain.plan.layouts.filling import fill_layers
-from coxswain.plan.layouts.planner import healthy_plan, plan_layout
+from coxswain.plan.layouts.migration import migration
+from coxswain.plan.layouts.planner import Plan, healthy_plan, levelled, plan_layout
 from coxswain.plan.layouts.result import planned
 from coxswain.plan.layouts.rivals import data_only
+from coxswain.plan.layouts.search import best_of
 from coxswain.plan.layouts.settle import Draft
 from tests.unit.layout_cases import SMALL, cluster_of, costs_of
 
@@ -102,6 +104,22 @@ def test_a_change_that_no_step_repays_moves_nothing_where_many_steps_repay_it() 
     assert short.traffic and long.traffic
     assert short.traffic.bytes == 0 < long.traffic.bytes
     assert long.draft.seconds < short.draft.seconds
+
+
+def test_what_is_chosen_costs_no_more_than_any_rung_with_the_seconds_of_its_own_change() -> None:
+    """The other layers on the same tensor groups would be faster within one step, but for what moves."""
+    costs = costs_of([[1.5, 5.42], [1.0, 2.57]], batch=4)
+    healthy = healthy_plan(costs)
+    rungs = [d for d in (best_of(costs), data_only(costs, healthy), levelled(costs, healthy)) if d]
+    least = min(Plan(draft, migration(costs, healthy, draft)).cost(1) for draft in rungs)
+    assert len(rungs) == 3
+    assert plan_layout(costs, healthy, horizon=1).cost(1) == pytest.approx(least)
+
+
+def test_a_stage_begins_its_first_backward_behind_as_many_forwards_as_there_are_stages_from_it_on() -> None:
+    """Two stages, forward 1 s, backward 2 s, 1 s between them. The third forward of the first stage waits for its first backward,
+    so the last one ends after 16 s; begun before it, after 14 s."""
+    assert pipeline_seconds((3.0, 3.0), (1.0,), 3, 1 / 3) == pytest.approx(16.0)
 
 
 @pytest.mark.parametrize(

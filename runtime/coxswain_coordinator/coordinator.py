@@ -39,7 +39,9 @@ class Coordinator:
         metrics, self._claim = build("coordinator"), claim
         self.state = JobState(job, metrics, run_dir, clock)
         self.state.recorded_step, self.state.config = recorded_step, config
-        self.state.hardware = hardware or self.state.hardware
+        if hardware:
+            self.state.hardware = hardware
+            self.state.ladder.go_by(hardware)
         self._driver = Driver(self.state, store, planner, author, edits, claim)
         self._service = HttpService(
             token, lambda: self.state.generation, metrics, problem=lambda: self._driver.problem(time.monotonic())

@@ -19,6 +19,7 @@ from coxswain_link.http_client import JobEnded
 from tests.unit.crash_worker import FRESH, STEP_SECONDS, State, Worker, part_of
 
 FLUSH_SECONDS = 2.0
+EVALUATION_SECONDS = 0.125
 APART = 1 / 128  # seconds between two ranks behind a vote: an abort in between leaves them one update apart
 Values = Mapping[int, float]  # by place in the whole tensor
 Point = Callable[[str], None]
@@ -217,7 +218,22 @@ class LivingWorker(Worker):
         live.current = live.current.updated(agreed)
         self._computed(rank, plan.step)
         self._weights = merged(await self._gather(f"spread {plan.step}", live.current.own))
+        await self._evaluate(plan)
         self._report_agreed()
+
+    async def _evaluate(self, plan: wire.StepPlan) -> None:
+        """The sum depends on all weights behind the step and on the tokens of this rank, and is exact in any order of ranks."""
+        if plan.evaluation is None:
+            return
+        await self._gather(f"evaluate {plan.step}", None)
+        await asyncio.sleep(EVALUATION_SECONDS + APART * self._seat.rank)
+        mine = [s for t in plan.evaluation.tasks for s in t.slices if s.replica == self._seat.replica]
+        weights = round(2**20 * sum(self._weights[place] for place in range(PLACES)))
+        loss = float(weights * sum(s.stop - s.start for s in mine))
+        assert self._computing is not None
+        self._computing = msgspec.structs.replace(
+            self._computing, evaluation_loss_sum=loss, evaluation_seconds=EVALUATION_SECONDS
+        )
 
     def _norm(self) -> float:
         """Depends on all values before the step, in their order."""

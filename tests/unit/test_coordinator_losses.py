@@ -128,7 +128,7 @@ async def test_the_choice_of_a_layout_knows_which_devices_of_the_pods_that_are_l
         lose(lead, 1)
         register(lead, *holding(lead, 0, 0, 2, 3))
         await begun(lead, 2)
-        assert seen[0] == {0: "pod-0", 2: "pod-2", 3: "pod-3"} and seen[1][2:] == (before, OWN, speeds)
+        assert seen[0] == {0: "pod-0", 2: "pod-2", 3: "pod-3"} and seen[1][2:5] == (before, OWN, speeds)
 
 
 async def test_an_error_in_the_choice_of_a_layout_leaves_the_jobs_own(tmp_path, monkeypatch, caplog):

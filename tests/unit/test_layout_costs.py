@@ -6,13 +6,18 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from coxswain.cost.constants import Hardware, load_hardware
+from coxswain.cost.hardware import attention_flops
 from coxswain.errors import Refused
-from coxswain.plan.layouts.chains import with_layers
+from coxswain.plan.layouts.chains import pipeline_seconds, with_layers
 from coxswain.plan.layouts.cluster import MOST_DEVICES, MOST_OF_NODE, DeviceState, Node, read_cluster
 from coxswain.plan.layouts.costs import Costs, make_group
 from coxswain.plan.layouts.filling import fill_layers
-from coxswain.plan.layouts.planner import healthy_plan, plan_layout
+from coxswain.plan.layouts.migration import migration
+from coxswain.plan.layouts.planner import Plan, healthy_plan, levelled, plan_layout
 from coxswain.plan.layouts.result import planned
+from coxswain.plan.layouts.rivals import data_only
+from coxswain.plan.layouts.search import best_of
 from coxswain.plan.layouts.settle import Draft
 from tests.unit.layout_cases import SMALL, cluster_of, costs_of
 
@@ -62,12 +67,59 @@ def test_a_stage_that_recomputes_sums_six_times_and_its_forward_is_a_quarter() -
     assert found == {"None": (4.0, 1 / 3), "Selective": (6.0, 1 / 4), "Full": (6.0, 1 / 4)}
 
 
+def with_table(attention: float) -> Hardware:
+    """Devices whose attention has been measured at this rate for the cluster's sequences, and at the half for short ones."""
+    shipped = load_hardware("a100-80g")
+    return replace(shipped, rates=replace(shipped.rates, attention_table=((1024, attention / 2), (4096, attention))))
+
+
+@pytest.mark.parametrize(("recompute", "times"), [("None", 1.0), ("Selective", 1.0), ("Full", 4.5 / 3.5)])
+def test_attention_takes_the_seconds_of_a_measured_table_whatever_the_formula_says(recompute, times) -> None:
+    cluster = replace(cluster_of([[1.0]]), recompute=recompute, micro_batch=2)
+    formula, table = (Costs(cluster, SMALL, hardware) for hardware in (None, with_table(20.0)))
+    square = attention_flops(SMALL) * 4096**2 * 1e-12  # TFLOP of a sequence
+    more = times * 2 * square * (1 / 20.0 - 1 / 180.0) / SMALL.layers
+    assert table.layer_seconds(1, 1.0) - formula.layer_seconds(1, 1.0) == pytest.approx(more)
+
+
+def test_a_table_of_the_rate_of_the_formula_changes_no_second() -> None:
+    formula, table = (Costs(cluster_of([[1.0]]), SMALL, hardware) for hardware in (None, with_table(180.0)))
+    assert table.layer_seconds(2, 1.3) == pytest.approx(formula.layer_seconds(2, 1.3))
+
+
+def test_a_table_that_differs_from_the_formula_changes_the_layout_that_is_chosen() -> None:
+    """With attention nine times slower, a slow device is better as a replica than as a stage of one layer."""
+    cluster = cluster_of([[1.0, 1.0], [1.0, 2.0]])
+    formula, table = (Costs(cluster, SMALL, hardware) for hardware in (None, with_table(20.0)))
+    before, after = plan_layout(formula).draft, plan_layout(table).draft
+    assert [c.layers for c in before.chains] == [(5,), (4, 1)]
+    assert [c.layers for c in after.chains] == [(5,), (5,), (5,)]
+    kept = data_only(table, before)
+    assert kept and after.seconds < kept.seconds
+
+
 def test_a_change_that_no_step_repays_moves_nothing_where_many_steps_repay_it() -> None:
     costs = costs_of([[1.0] * 4, [1.0] * 3 + [2.57]], batch=16)
     short, long = (plan_layout(costs, healthy_plan(costs), horizon) for horizon in (0, 10**9))
     assert short.traffic and long.traffic
     assert short.traffic.bytes == 0 < long.traffic.bytes
     assert long.draft.seconds < short.draft.seconds
+
+
+def test_what_is_chosen_costs_no_more_than_any_rung_with_the_seconds_of_its_own_change() -> None:
+    """The other layers on the same tensor groups would be faster within one step, but for what moves."""
+    costs = costs_of([[1.5, 5.42], [1.0, 2.57]], batch=4)
+    healthy = healthy_plan(costs)
+    rungs = [d for d in (best_of(costs), data_only(costs, healthy), levelled(costs, healthy)) if d]
+    least = min(Plan(draft, migration(costs, healthy, draft)).cost(1) for draft in rungs)
+    assert len(rungs) == 3
+    assert plan_layout(costs, healthy, horizon=1).cost(1) == pytest.approx(least)
+
+
+def test_a_stage_begins_its_first_backward_behind_as_many_forwards_as_there_are_stages_from_it_on() -> None:
+    """Two stages, forward 1 s, backward 2 s, 1 s between them. The third forward of the first stage waits for its first backward,
+    so the last one ends after 16 s; begun before it, after 14 s."""
+    assert pipeline_seconds((3.0, 3.0), (1.0,), 3, 1 / 3) == pytest.approx(16.0)
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,41 @@ def test_few_devices_have_the_best_of_all_layouts_where_a_slow_one_helps_with_a_
     assert best and ours.seconds == pytest.approx(best.seconds, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("rows", "layers", "batch"),
+    [
+        ([[1.0, 1.5, 5.42], [2.57, 1.25]], 6, 3),
+        ([[3.8, 1.0], [1.25, 2.57, 2.0]], 12, 6),
+        ([[1.0, 1.25, 1.5, 2.57, 3.8, 5.42]], 6, 3),
+    ],
+)
+def test_up_to_six_devices_that_all_differ_have_the_best_of_all_layouts(
+    rows: list[list[float]], layers: int, batch: int
+) -> None:
+    """No devices stand for one another, so only what ends before the layout that the search has found is tried."""
+    costs = Costs(replace(cluster_of(rows, batch=batch, tensor=1), sequence=256), replace(TINY, layers=layers))
+    found, ours = search(costs), plan_layout(costs).draft
+    assert found and ours.seconds <= found.seconds
+    assert exhaustive(costs, ours.seconds) is None
+
+
+def test_a_layout_that_is_known_leaves_out_only_layouts_that_end_no_sooner() -> None:
+    for costs in [c for c in small_cases(12) if c.cluster.devices == 4]:
+        best = exhaustive(costs)
+        assert best and exhaustive(costs, best.seconds) is None
+        again = exhaustive(costs, 1.02 * best.seconds)
+        assert again and again.seconds == best.seconds
+
+
+def test_with_few_tries_the_best_layout_of_those_that_were_tried_is_found() -> None:
+    costs = Costs(
+        replace(cluster_of([[2.57, 5.42, 1.25, 1.0]], batch=3, tensor=1), sequence=256), replace(TINY, layers=6)
+    )
+    best, some = exhaustive(costs), exhaustive(costs, tries=60)
+    assert best and some and some.seconds > best.seconds
+    assert sum(some.counts) == 3 and all(sum(c.layers) == 6 for c in some.chains)
+
+
 def test_groups_that_no_layer_and_no_micro_batch_is_left_for_are_on_standby() -> None:
     close_to_exhaustive([costs_of([[1.0] * 3, [1.0] * 3], batch=1, tensor=1)])
 

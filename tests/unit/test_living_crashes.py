@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from coxswain import wire
-from coxswain.config import CheckpointConfig, RecoveryConfig
+from coxswain.config import CheckpointConfig, EvaluationConfig, RecoveryConfig
 from coxswain.layout import Device, Layout, uniform_layout
 from coxswain_link.store import open_store
 from tests.draws import drawn_below
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 STEPS = 10
 WHEN = 2.0  # virtual seconds: in the fifth step
 WINDOW = 64  # points: to the second step behind the change
+NOT_EVALUATED = EvaluationConfig()
 APART = 9  # points that a run of the slow tier tries of a change: each ninth
 EVERY = 4  # steps between checkpoints
 CHANGES: dict[str, Order] = {
@@ -71,6 +72,7 @@ def play(
     strikes: Mapping[int, Victims],
     copies: bool = True,
     again: Collection[int] = (),
+    evaluation: EvaluationConfig = NOT_EVALUATED,
     **drawn: Any,
 ) -> End:
     folder.mkdir(exist_ok=True)
@@ -82,6 +84,7 @@ def play(
         trainers=3,
         min_trainers=2,
         recovery=RecoveryConfig(copies=copies),
+        evaluation=evaluation,
     )
     with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0, noop_cycles=0)) as runner:
         return runner.run(_play(ChangeSimulation(job, folder, orders, strikes, again, **drawn)))

@@ -99,9 +99,9 @@ def test_where_staying_is_impossible_it_stays_so_and_options_are_judged(tmp_path
 def test_balances_that_may_take_long_are_judged_by_the_fall_back(tmp_path, monkeypatch):
     balances = set()
 
-    def seen(lengths, layout, job, speeds):
+    def seen(lengths, layout, job, speeds, hardware):
         balances.add(job.parallelism.balance)
-        return place_step(lengths, layout, job, speeds)
+        return place_step(lengths, layout, job, speeds, hardware)
 
     monkeypatch.setattr("coxswain_coordinator.stragglers.judge.place_step", seen)
     for balance, by in (("FlexSP", "Makespan"), ("Naive", "Naive")):

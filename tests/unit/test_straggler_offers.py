@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from msgspec.structs import replace
 
 from coxswain.config import ParallelConfig
+from coxswain.cost.constants import load_hardware
 from coxswain.ladder.values import LEAST_GAIN, Option, Options
 from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain_coordinator.capacity import capacity_fault, devices_of
+from coxswain_coordinator.coordinator import Coordinator
+from coxswain_coordinator.planning.placers import place_step
+from coxswain_coordinator.stragglers.judge import judged
 from coxswain_coordinator.stragglers.offers import costs_of, offers, runs
 from coxswain_coordinator.world.formation import at_checkpoint, next_generation
-from tests.unit.coordinator_fakes import make_job
+from tests.unit.coordinator_fakes import TOKEN, make_job, store_of
 from tests.unit.coordinator_samples import agents
 
 
@@ -41,6 +47,26 @@ def test_offers_are_layouts_of_the_same_devices_on_which_the_longest_sequence_fi
     ))  # fmt: skip
     assert runs(short, layout, few) and not runs(long, layout, few)
     assert not runs(short, layout, replace(few, standby=()))
+
+
+def test_layouts_are_offered_by_the_profile_of_the_job_whatever_its_policy_names(tmp_path):
+    job, profile = cluster_job(tmp_path), load_hardware("h100-80g")
+    named = replace(job, parallelism=replace(job.parallelism, hardware="h100-80g"))
+    layout, speeds = layout_of(job), {Device(0, 1): 0.1}
+    by_profile = offers(job, 320, layout, speeds, hardware=profile)
+    assert by_profile == offers(named, 320, layout, speeds)
+    assert by_profile.stay != offers(job, 320, layout, speeds).stay
+
+
+def test_the_ladder_of_a_coordinator_with_a_profile_offers_and_judges_layouts_by_it(tmp_path):
+    job, profile = cluster_job(tmp_path), load_hardware("h100-80g")
+    coordinator = Coordinator(job, store_of(job), TOKEN, place_step, "me", None, time.monotonic, hardware=profile)
+    ladder, layout, speeds = coordinator.state.ladder, layout_of(job), {Device(0, 1): 0.1}
+    offered = ladder.planner(job, 320, layout, speeds)
+    assert offered == offers(job, 320, layout, speeds, hardware=profile)
+    steps = [(256, 200, 100, 60)]
+    assert ladder.judge(job, 320, offered, steps) == judged(job, 320, offered, steps, profile)
+    assert judged(job, 320, offered, steps, profile).stay != judged(job, 320, offered, steps).stay
 
 
 def stages_on(*stages: tuple[tuple[Device, ...], int, int], aside: tuple[Device, ...] = ()) -> Layout:

@@ -331,6 +331,13 @@ def test_a_layout_that_has_no_groups_for_the_longest_sequence_is_refused_and_oth
     assert "3 x tp1pp2" not in {a.summary for a in found.alternatives}
 
 
+def test_a_longest_sequence_that_was_not_sampled_refuses_layouts_with_too_few_replicas_for_it() -> None:
+    asked, sampled = replace(machine(6, 6, capacity=1024, max_degree=6), model=SMALL), [np.array([1024] * 8)]
+    for longest, beside in ((0, None), (2048, "a sequence of 2048 tokens does not fit: equal replicas hold 1024")):
+        found = choose(replace(asked, longest=longest), sampled)
+        assert {refusal.summary: refusal.why for refusal in found.refused}.get("1 x tp1pp4") == beside
+
+
 def test_a_layout_is_chosen_for_makespan_where_the_balance_has_groups_on_none() -> None:
     asked = replace(machine(3, 3, capacity=1024, max_degree=2, longest=2048), model=SMALL)
     sampled = [np.array([2048, *[1024] * 4])]

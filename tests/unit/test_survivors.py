@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from coxswain.config import JobConfig, ParallelConfig
+from coxswain.cost.constants import load_hardware
 from coxswain.ladder.options import draft_of
 from coxswain.layout import Device, Layout, Replica, Stage
 from coxswain.plan.layouts import costs as layout_costs
@@ -81,8 +82,23 @@ def test_replicas_that_were_planned_around_a_slow_device_survive_where_the_own_l
 def test_the_jobs_own_layout_comes_first_only_where_it_gains_more_than_the_cost_model_may_err(tmp_path, gain, first):
     job = job_of(tmp_path, 4, pipeline=2)
     kept, now = pairs((2, 3), aside=(0,)), own(job, 1)
-    found = after_loss(job, VOCABULARY, own(job), now, {}, lambda _, layout: 1.0 if layout == kept else 1.0 - gain)
+    found = after_loss(
+        job, VOCABULARY, own(job), now, {}, None, lambda _, layout: 1.0 if layout == kept else 1.0 - gain
+    )
     assert found[0] == (kept, now)[first]
+
+
+def test_layouts_after_a_loss_are_compared_by_the_profile_of_the_job_whatever_its_policy_names(tmp_path):
+    job, seen = job_of(tmp_path, 4, pipeline=2), list[float]()
+
+    def seconds(costs, layout):
+        seen.append(costs.layer_seconds(1, 1.0))
+        return 1.0
+
+    for hardware in (load_hardware("h100-80g"), load_hardware(job.parallelism.hardware), None):
+        after_loss(job, VOCABULARY, own(job), own(job, 1), {}, hardware, seconds)
+    by_profile, by_policy = seen[0], seen[2]
+    assert by_profile != by_policy and seen == [by_profile] * 2 + [by_policy] * 4
 
 
 def test_more_replicas_than_the_jobs_own_layout_has_are_judged_with_a_step_that_all_of_them_share(tmp_path):

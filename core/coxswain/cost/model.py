@@ -58,7 +58,7 @@ class CostModel:
     def work_seconds(self, lengths: ArrayLike) -> Floats:
         """Returns the compute of each sequence, without the cost of its task."""
         s = np.asarray(lengths, dtype=np.float64)
-        return self.linear * s + self._whole_attention(s)
+        return self.linear * s + self.attention_seconds(s)
 
     def least_work_seconds(self, lengths: ArrayLike) -> Floats:
         """Returns what each sequence takes of all its replicas together, in whichever task: bounds may add these up.
@@ -68,9 +68,11 @@ class CostModel:
         s = np.asarray(lengths, dtype=np.float64)
         if self._step is None:
             return self.work_seconds(s)
-        return self.linear * s + np.minimum(self._whole_attention(s), s * s * self._step.least_per_square(s / 2))
+        return self.linear * s + np.minimum(self.attention_seconds(s), s * s * self._step.least_per_square(s / 2))
 
-    def _whole_attention(self, s: Floats) -> Floats:
+    def attention_seconds(self, lengths: ArrayLike) -> Floats:
+        """Of whole sequences, by the table where there is one."""
+        s = np.asarray(lengths, dtype=np.float64)
         return self.attention * s * s if self._whole is None else self._whole.seconds(s)
 
     def _step_attention(self, tokens: Number) -> Number:
@@ -106,7 +108,7 @@ class CostModel:
         """As `ring_seconds`, with head groups of this size."""
         compute = self._step_attention(s * size / degree) / size
         if self._step is not None:  # a ring of one group attends as a pack does
-            alone = self._whole_attention(np.asarray(s)) / size
+            alone = self.attention_seconds(np.asarray(s)) / size
             compute = np.where(np.equal(degree, size), alone, compute)  # type: ignore[assignment]
         travel = self.kv(inside_node) * s / degree
         slower: Number = np.maximum(compute, travel)
@@ -131,7 +133,7 @@ class CostModel:
         if self._step is None:
             compute = self.attention * float((s * s).sum()) * size
         elif size == degree > 1:
-            compute = float(self._whole_attention(s * degree).sum()) / size
+            compute = float(self.attention_seconds(s * degree).sum()) / size
         else:
             compute = float(self._step.seconds(s * size).sum()) / size
         travel = self.kv(inside_node) * tokens

@@ -11,9 +11,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from coxswain.config import JobConfig
+from coxswain.cost.constants import Hardware
 from coxswain.ladder.decide import decide
 from coxswain.ladder.drag import slowest
 from coxswain.ladder.speeds import bucket, changed, speed_of
@@ -40,8 +42,11 @@ MEASURED_STEPS = 16
 
 _RECENT = 5  # steps whose median is the seconds of a step
 
-Offers = Callable[[JobConfig, int, Layout, Speeds, float], Options]
-Judge = Callable[[JobConfig, int, Options, Sequence[Sequence[int]]], Options]
+Offers = Callable[..., Options]
+"""(job, vocabulary, layout, speeds, least gain), and by name the hardware of a job with a profile."""
+
+Judge = Callable[..., Options]
+"""(job, vocabulary, options, steps), and by name that hardware."""
 Beside = Callable[..., Awaitable[Options]]
 RequestLayout = Callable[[Layout, str], None]
 RecordEvent = Callable[[EventReason, str], None]
@@ -78,6 +83,10 @@ class Ladder:
         self._faults = set[str]()
         self._failed = set[Layout]()  # of these pods
         self.aside = DevicesAside()
+
+    def go_by(self, profile: Hardware) -> None:
+        """Layouts are offered and judged by the job's profile, not by what its policy names."""
+        self.planner, self.judge = partial(self.planner, hardware=profile), partial(self.judge, hardware=profile)
 
     @property
     def climbs(self) -> bool:

@@ -9,6 +9,7 @@ from math import isfinite
 from msgspec.structs import replace as with_fields
 
 from coxswain.config import JobConfig
+from coxswain.cost.constants import Hardware
 from coxswain.ladder.options import at_speeds, options_for, without_slow
 from coxswain.ladder.values import LEAST_GAIN, Options, Speeds
 from coxswain.layout import Device, Layout, capacities_of
@@ -19,9 +20,15 @@ from coxswain_coordinator.capacity import capacity_fault, devices_of
 _LEAST = 4  # micro-batches of a replica: plans deal tokens more finely than the layout planner deals micro-batches
 
 
-def offers(job: JobConfig, vocabulary: int, layout: Layout, speeds: Speeds, least_gain: float = LEAST_GAIN) -> Options:
-    """Options from this layout at these speeds; those of lost devices are 0. Raises Refused where no layout fits."""
-    costs = costs_of(job, vocabulary, layout, speeds)
+def offers(
+    job: JobConfig, vocabulary: int, layout: Layout, speeds: Speeds, least_gain: float = LEAST_GAIN,
+    hardware: Hardware | None = None,
+) -> Options:  # fmt: skip
+    """Options from this layout at these speeds; those of lost devices are 0. Raises Refused where no layout fits.
+
+    `hardware`: the job's profile; None: as its policy says.
+    """
+    costs = costs_of(job, vocabulary, layout, speeds, hardware)
     all_speeds = _with_missing(costs, layout, speeds)
     found = options_for(costs, layout, all_speeds, least_gain=least_gain)
     now = at_speeds(costs, all_speeds)
@@ -30,9 +37,11 @@ def offers(job: JobConfig, vocabulary: int, layout: Layout, speeds: Speeds, leas
     return replace(found, speeds=dict(speeds), layouts=fit)
 
 
-def costs_now(job: JobConfig, vocabulary: int, layout: Layout, speeds: Speeds) -> Costs:
+def costs_now(
+    job: JobConfig, vocabulary: int, layout: Layout, speeds: Speeds, hardware: Hardware | None = None
+) -> Costs:
     """Of the layout's devices, at these speeds."""
-    costs = costs_of(job, vocabulary, layout, speeds)
+    costs = costs_of(job, vocabulary, layout, speeds, hardware)
     return at_speeds(costs, _with_missing(costs, layout, speeds))
 
 
@@ -43,7 +52,9 @@ def _with_missing(costs: Costs, layout: Layout, speeds: Speeds) -> dict[Device, 
     return {**speeds, **dict.fromkeys(every - devices_of(layout), 0.0)}
 
 
-def costs_of(job: JobConfig, vocabulary: int, layout: Layout, others: Iterable[Device] = ()) -> Costs:
+def costs_of(
+    job: JobConfig, vocabulary: int, layout: Layout, others: Iterable[Device] = (), hardware: Hardware | None = None
+) -> Costs:
     """Of the trainers up to the last one of the layout and of the other devices, all at speed 1; trainers are nodes."""
     parallel, each = job.parallelism, job.devices_per_trainer
     trainers = 1 + max(d.trainer for d in (*devices_of(layout), *others))
@@ -54,7 +65,7 @@ def costs_of(job: JobConfig, vocabulary: int, layout: Layout, others: Iterable[D
         sequence=capacity, hardware=parallel.hardware, recompute=parallel.recompute,
         max_tensor=1 if job.optimizer.kind == "Muon" or job.model.custom else each, copies=job.copies,
     )  # fmt: skip
-    return Costs(cluster, with_fields(job.model, vocabulary=vocabulary))
+    return Costs(cluster, with_fields(job.model, vocabulary=vocabulary), hardware)
 
 
 def runs(job: JobConfig, now: Layout, layout: Layout) -> bool:

@@ -190,7 +190,8 @@ class WorldManager:
         if run.session.planned and kept and not has_lost(world.layout, run.size, pods):
             return (own,)
         speeds = run.ladder.speeds_of(pods)
-        run.guarded(lambda: found.extend(after_loss(job, world.vocabulary, world.layout, own, speeds)))
+        known = world.vocabulary, world.layout, own, speeds, run.hardware
+        run.guarded(lambda: found.extend(after_loss(job, *known)))
         failed = run.changes.failed
         return [layout for layout in found if not failed or layout.replicas != failed.replicas] or (own,)
 

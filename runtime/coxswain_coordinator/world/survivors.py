@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from coxswain.config import JobConfig
+from coxswain.cost.constants import Hardware
 from coxswain.ladder.options import settled, surviving
 from coxswain.ladder.values import LEAST_GAIN, Speeds
 from coxswain.layout import Layout
@@ -26,19 +27,20 @@ def seconds_of(costs: Costs, layout: Layout) -> float:
 
 def after_loss(
     job: JobConfig, vocabulary: int, before: Layout, own: Layout, speeds: Speeds,
-    seconds: Callable[[Costs, Layout], float] = seconds_of,
+    hardware: Hardware | None = None, seconds: Callable[[Costs, Layout], float] = seconds_of,
 ) -> tuple[Layout, ...]:  # fmt: skip
     """Layouts of exactly the devices of `own`, the job's own layout for them; what the cost model predicts to be faster first.
 
     What moves nothing comes first where the other one gains less than that model's error. `before`: of the lost world.
-    `speeds`: of slow devices that are there. `seconds`: of a step in a layout.
+    `speeds`: of slow devices that are there. `seconds`: of a step in a layout. `hardware`: the job's profile; None: as its
+    policy says.
     """
     kept = surviving(before, devices_of(own))
     if kept is None or kept == own or capacity_fault(job, kept):
         return (own,)
     if capacity_fault(job, own):
         return (kept,)
-    costs = costs_now(job, vocabulary, max(kept, own, key=lambda layout: len(layout.replicas)), speeds)
+    costs = costs_now(job, vocabulary, max(kept, own, key=lambda layout: len(layout.replicas)), speeds, hardware)
     stay, change = seconds(costs, kept), seconds(costs, own)
     if stay == float("inf"):
         return (own,)

@@ -193,11 +193,11 @@ def _attend(query: Tensor, kv: Tensor, work: Sequence[Block], out: Tensor, lse: 
         if block.causal:  # the first hop: there is nothing to merge with
             out[:, rows], lse[:, rows] = part, part_lse
         else:
-            merge(out[:, rows], lse[:, rows], part.to(out.dtype), part_lse)
+            merge(out[:, rows], lse[:, rows], part, part_lse)
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Adds a partial softmax in place. The log-sigmoid form has no exponent that can overflow."""
+    """Adds a partial softmax, which may be of a narrower type, in place. The log-sigmoid form cannot overflow."""
     difference = part_lse - lse
     out.add_((part - out) * torch.sigmoid(difference).unsqueeze(-1))
     lse.sub_(logsigmoid(-difference))

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coxswain.config import ModelConfig
-from coxswain.cost.constants import MODELS, Constants, constants_for, device_memory
+from coxswain.cost.constants import MODELS, Constants, Hardware, constants_for, device_memory
 from coxswain.cost.memory import MASTER, RESERVED, Peak, StagePlace, Workload, stage_peak, widths_of
+from coxswain.cost.model import CostModel
 from coxswain.errors import Refused
 from coxswain.holdings import ParameterSpec, tensor_faults
 from coxswain.models import parameter_specs
@@ -52,9 +53,10 @@ def shape_of(model: str) -> ModelConfig:
 class Costs:
     """One model on one cluster's devices and links. All seconds are of one micro-batch unless said."""
 
-    def __init__(self, cluster: Cluster, model: ModelConfig) -> None:
+    def __init__(self, cluster: Cluster, model: ModelConfig, hardware: Hardware | None = None) -> None:
+        """`hardware`: of a job's profile, by which seconds are counted instead of the cluster's; memory is the cluster's."""
         self.cluster, self.model = cluster, model
-        constants = constants_for(cluster.hardware, model)
+        constants = constants_for(hardware or cluster.hardware, model)
         self.specs = parameter_specs(model, model.vocabulary or _LEAST_ROWS)
         kept = cluster.copies and len(cluster.nodes) > 1
         self.work = Workload(BF16, cluster.tokens, cluster.recompute, copies=kept)
@@ -174,8 +176,8 @@ def _compute_seconds(cluster: Cluster, model: ModelConfig, constants: Constants)
     attention = model.hidden * 2 * (model.heads + model.kv_heads) * head
     weights, rows = attention + 3 * model.hidden * model.feed_forward, model.hidden * model.vocabulary
     linear = constants.linear_us_per_token * 1e-6 * cluster.tokens / (model.layers * weights + rows)
-    squares = cluster.micro_batch * cluster.sequence**2
-    scores = constants.attention_ns_per_token2 * 1e-9 * squares / model.layers
+    whole = float(CostModel(constants).attention_seconds(cluster.sequence))
+    scores = cluster.micro_batch * whole / model.layers
     again = {"None": (1.0, 1.0), "Selective": (4 / 3, 1.0), "Full": (4 / 3, 4.5 / 3.5)}[cluster.recompute]
     fixed = constants.task_ms * 1e-3 / model.layers
     return again[0] * linear * weights + again[1] * scores + fixed, linear * rows

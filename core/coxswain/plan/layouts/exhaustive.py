@@ -2,6 +2,9 @@
 
 Devices of one node and slowdown are interchangeable, so a set of devices is a count of each kind. The time of a replica
 depends on the number of replicas and on nothing else of the others, so replicas are tried one by one and then combined.
+
+Where a layout is known already, only what ends sooner is tried: the devices that a replica leaves to the others do so many
+micro-batches at most in that time, and it must do the rest.
 """
 
 from __future__ import annotations
@@ -9,45 +12,54 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, combinations_with_replacement, pairwise, permutations, product
-from math import comb
+from itertools import combinations_with_replacement, product
+from math import fsum
 
 from coxswain.plan.layouts.chains import Chain, chain_seconds, with_layers
 from coxswain.plan.layouts.costs import Costs, Group, make_group
 from coxswain.plan.layouts.settle import Draft
 
-_DEVICES, _TRIES = 5, 10_000  # of a small case: half a second of the processor at most
+_DEVICES, _BATCHES = 6, 96  # of a small case; micro-batches times devices: with more of them the search finds the best
+_TRIES = 20_000  # chains and simulations of them: some half a second of the processor, a whole one for six devices
 
 Kind = tuple[int, float]  # node and slowdown
 Counts = tuple[int, ...]  # devices of each kind
 Best = dict[int, tuple[float, Chain]]  # by number of micro-batches: seconds, and the chain that takes them
 
 
-def exhaustive(costs: Costs) -> Draft | None:
-    """For up to six devices or so; None: the model fits on no layout."""
-    found = [Enumeration(costs, replicas).best() for replicas in range(1, costs.cluster.devices + 1)]
-    return min((d for d in found if d), key=lambda d: d.seconds, default=None)
+def exhaustive(costs: Costs, below: float = float("inf"), tries: float = float("inf")) -> Draft | None:
+    """The best layout that takes less than `below` seconds; None: there is none. With fewer tries than it takes, one of those
+    that were tried."""
+    best: Draft | None = None
+    for replicas in range(1, costs.cluster.devices + 1):
+        found = Enumeration(costs, replicas, below, tries)
+        if better := found.best():
+            best, below = better, better.seconds
+        tries = found.left
+    return best
 
 
 def is_small(costs: Costs) -> bool:
-    """Whether all layouts are tried within a second: by orders of devices, splits of layers and numbers of micro-batches."""
-    kinds = [(n, x) for n, row in enumerate(costs.cluster.slowdowns) for x in row if x < float("inf")]
-    if len(kinds) > _DEVICES:
-        return False
-    depths = range(1, len(kinds) + 1)
-    pipelines = sum(len(set(permutations(kinds, d))) * comb(costs.model.layers - 1, d - 1) for d in depths)
-    return len(kinds) * costs.cluster.micro_batches * pipelines <= _TRIES
+    """Whether few enough devices share few enough micro-batches for all layouts to be tried."""
+    alive = sum(x < float("inf") for row in costs.cluster.slowdowns for x in row)
+    return alive <= _DEVICES and alive * costs.cluster.micro_batches <= _BATCHES
+
+
+def better_than(costs: Costs, known: float) -> Draft | None:
+    """Of a small case a layout that takes less than `known` seconds, the best one where the tries suffice."""
+    return exhaustive(costs, known, _TRIES) if is_small(costs) else None
 
 
 class Enumeration:
-    """All layouts with one number of replicas."""
+    """All layouts with one number of replicas that take less than `below` seconds. `left`: tries."""
 
-    def __init__(self, costs: Costs, replicas: int) -> None:
-        self._costs, self._replicas = costs, replicas
+    def __init__(self, costs: Costs, replicas: int, below: float, tries: float) -> None:
+        self._costs, self._replicas, self._below, self.left = costs, replicas, below, tries
         alive = [(n, x) for n, row in enumerate(costs.cluster.slowdowns) for x in row if x < float("inf")]
         counted = sorted(Counter(alive).items())
         self._kinds = [kind for kind, _ in counted]
         self._all = tuple(count for _, count in counted)
+        self._work = costs.model.layers * costs.layer_seconds(1, 1.0) + costs.loss_seconds(make_group(0, (0,), 1.0))
         self._chains: dict[Counts, Best] = {}
         self._known: dict[tuple[Counts, int, int], tuple[float, tuple[tuple[Counts, int], ...]]] = {}
 
@@ -66,8 +78,7 @@ class Enumeration:
         key = left, replicas, batches
         if key not in self._known:
             found: tuple[float, tuple[tuple[Counts, int], ...]] = float("inf"), ()
-            for used in product(*(range(n + 1) for n in left)):
-                rest = tuple(a - b for a, b in zip(left, used, strict=True))
+            for used, rest in _first_parts(left) if self._most(left) >= batches else ():
                 for m, (seconds, _) in self._best(used).items():
                     if m <= batches and seconds < found[0]:
                         others, parts = self._combined(rest, replicas - 1, batches - m)
@@ -83,16 +94,34 @@ class Enumeration:
 
     def _tried(self, used: Counts) -> Best:
         found: Best = {}
-        for groups in self._pipelines(used):
-            for layers in self._splits(groups):
-                chain = with_layers(self._costs, groups, layers, self._replicas)
-                for m in range(1, self._costs.cluster.micro_batches + 1):
-                    known = found[m][0] if m in found else float("inf")
-                    if chain.least(m) < known:
-                        seconds = chain_seconds(chain, m, self._costs.forward)
-                        if seconds < known:
-                            found[m] = seconds, chain
+        counts = self._counts(used)
+        for groups in self._pipelines(used) if counts else ():
+            for layers in self._splits(groups, counts.start):
+                if self.left <= 0:
+                    return found
+                self.left -= 1
+                self._try(with_layers(self._costs, groups, layers, self._replicas), counts, found)
         return found
+
+    def _counts(self, used: Counts) -> range:
+        """Micro-batches that a replica of these devices must do and may do."""
+        batches, rest = self._costs.cluster.micro_batches, tuple(a - b for a, b in zip(self._all, used, strict=True))
+        return range(max(1, batches - self._most(rest)), min(batches - self._replicas + 1, self._most(used)) + 1)
+
+    def _most(self, devices: Counts) -> int:
+        """Micro-batches that these devices do at most, however they share them."""
+        batches = self._costs.cluster.micro_batches
+        rate = fsum(n / x for n, (_, x) in zip(devices, self._kinds, strict=True)) / self._work
+        return int(min(batches, rate * self._below + 1e-9)) if rate else 0
+
+    def _try(self, chain: Chain, counts: range, found: Best) -> None:
+        for m in counts:
+            known = found[m][0] if m in found else self._below
+            if chain.least(m) < known:
+                self.left -= 1
+                seconds = chain_seconds(chain, m, self._costs.forward)
+                if seconds < known:
+                    found[m] = seconds, chain
 
     def _pipelines(self, used: Counts) -> Iterator[tuple[Group, ...]]:
         """Every order of tensor groups that has exactly these devices."""
@@ -118,14 +147,24 @@ class Enumeration:
         kinds = tuple(i for i, n in enumerate(part) for _ in range(n))
         return make_group(self._kinds[kinds[0]][0], kinds, max(self._kinds[i][1] for i in kinds))
 
-    def _splits(self, groups: Sequence[Group]) -> Iterator[tuple[int, ...]]:
-        """Every split of the layers that fits."""
-        depth, layers = len(groups), self._costs.model.layers
+    def _splits(self, groups: Sequence[Group], count: int) -> Iterator[tuple[int, ...]]:
+        """Every split of the layers that fits, and with which no stage does so many micro-batches too late."""
+        depth = len(groups)
+        each = [self._costs.layer_seconds(g.degree, g.slowdown) for g in groups]
         most = [self._costs.most_layers(g.degree, s == 0, depth - s, self._replicas) for s, g in enumerate(groups)]
-        for cuts in combinations(range(1, layers), depth - 1) if groups else ():
-            found = tuple(b - a for a, b in pairwise((0, *cuts, layers)))
-            if all(n <= m for n, m in zip(found, most, strict=True)):
-                yield found
+
+        def split(stage: int, left: int, before: float) -> Iterator[tuple[int, ...]]:
+            if stage == depth - 1:
+                if left <= most[stage]:
+                    yield (left,)
+                return
+            for n in range(1, min(most[stage], left - (depth - 1 - stage)) + 1):
+                if before + count * n * each[stage] >= self._below:
+                    return
+                for rest in split(stage + 1, left - n, before + n * each[stage]):
+                    yield (n, *rest)
+
+        return split(0, self._costs.model.layers, 0.0) if groups else iter(())
 
     def _named(self, chains: tuple[Chain, ...]) -> tuple[Chain, ...]:
         """The chains with numbers of devices in place of kinds."""
@@ -139,3 +178,10 @@ class Enumeration:
             )
             for c in chains
         )
+
+
+def _first_parts(left: Counts) -> Iterator[tuple[Counts, Counts]]:
+    """What one replica may have of these devices, and what is left for the others: those have none of an earlier kind than it."""
+    for used in product(*(range(n + 1) for n in left)):
+        first = next((i for i, n in enumerate(used) if n), 0)
+        yield used, tuple(a - b if i >= first else 0 for i, (a, b) in enumerate(zip(left, used, strict=True)))

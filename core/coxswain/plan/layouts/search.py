@@ -11,7 +11,7 @@ from itertools import accumulate, islice
 from math import fsum
 
 from coxswain.plan.layouts.costs import Costs, Group
-from coxswain.plan.layouts.exhaustive import exhaustive, is_small
+from coxswain.plan.layouts.exhaustive import better_than
 from coxswain.plan.layouts.groups import PENALTIES, Cutter
 from coxswain.plan.layouts.moves import State, improve
 from coxswain.plan.layouts.ordering import SMALL, Chains, strength
@@ -51,8 +51,7 @@ def best_of(costs: Costs) -> Draft | None:
     """As `search`, of a small case the best of all layouts. Its replicas may differ where those of `search` do not: a running job
     may not be able to have them, so its ladder asks for what is searched."""
     found = search(costs)
-    least = exhaustive(costs) if is_small(costs) else None
-    return least if least and (found is None or least.seconds < found.seconds * _AS_GOOD) else found
+    return better_than(costs, found.seconds * _AS_GOOD if found else float("inf")) or found
 
 
 def without(costs: Costs, slowdowns: list[list[float]]) -> Costs | None:

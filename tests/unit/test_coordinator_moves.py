@@ -340,6 +340,15 @@ async def test_a_world_that_is_lost_while_a_change_is_judged_begins_none(tmp_pat
         assert session.move is None
 
 
+async def test_a_number_of_trainers_that_is_judged_while_their_world_is_lost_is_under_way(tmp_path):
+    """An answer that it is done would be of a world that is gone."""
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.executor.before["refusal"] = lambda: lead.state.mark_world_lost("the network broke")
+        reply = await sizes.resize(lead.state, 2)
+        assert (reply.state, reply.trainers) == ("UnderWay", 0)
+
+
 async def test_a_stop_that_comes_while_a_change_is_judged_goes_first(tmp_path):
     async with training(small(tmp_path, min_trainers=1)) as lead:
         await lead.close(0, 1)

@@ -34,15 +34,16 @@ def capacity_fault(job: JobConfig, layout: Layout) -> str:
     )
 
 
-def change_fault(job: JobConfig, before: Layout, after: Layout) -> str:
-    """Why a device cannot hold the state of both layouts until all have swapped; empty when all can.
+def change_fault(job: JobConfig, before: Layout, after: Layout, nodes: tuple[str, ...] = ()) -> str:
+    """Why a device cannot hold the state of both layouts until all have swapped; empty when all can. `nodes`: of each trainer,
+    as far as they are known.
 
     The change then goes through a checkpoint. Without GPUs nothing is judged, nor is a model of the user's own.
     """
     limit, model = device_memory(job.parallelism.hardware), job.model
     if not limit or model.custom or not after.replicas:
         return ""
-    device, size = _fullest(model, job.optimizer, before, after, job.copies)
+    device, size = _fullest(model, job.optimizer, before, after, job.copies, nodes)
     if size + RESERVED <= limit:
         return ""
     return (
@@ -54,10 +55,10 @@ def change_fault(job: JobConfig, before: Layout, after: Layout) -> str:
 
 @lru_cache(maxsize=8)  # a change is judged again and again until it is decided
 def _fullest(
-    model: ModelConfig, optimizer: OptimizerConfig, before: Layout, after: Layout, copies: bool
+    model: ModelConfig, optimizer: OptimizerConfig, before: Layout, after: Layout, copies: bool, nodes: tuple[str, ...]
 ) -> tuple[Device, int]:
     specs = parameter_specs(model, model.vocabulary or _LEAST_ROWS)
-    return change_peak(specs, model.layers, before, after, _BF16, copies, muon_matrices(specs, optimizer))
+    return change_peak(specs, model.layers, before, after, _BF16, copies, muon_matrices(specs, optimizer), nodes)
 
 
 def device_name(device: Device) -> str:

@@ -123,21 +123,26 @@ def test_a_checkpoint_of_a_model_of_ones_own_loads_into_another_number_of_replic
         assert all(np.array_equal(weights[name], saved[name]) for name in saved)
 
 
-def test_a_model_of_ones_own_keeps_its_tensors_in_a_change_of_layout() -> None:
+def test_a_model_of_ones_own_has_the_weights_of_before_a_change_of_layout_in_its_own_tensors() -> None:
     """It may have views of them, which the weights of the world before would not change."""
-    job, found = Job(GPT2, STREAM), list[bool]()
+    job, found = Job(GPT2, STREAM), list[tuple[bool, dict[str, np.ndarray]]]()
 
     def go_on(world: ThreadWorld, source: LiveSource) -> None:
         engine = job.engine(world, 1)
         before = {name: weight.data_ptr() for name, weight in engine.model.weights().items()}
         engine.take_over(source)
-        found.append(before == {name: weight.data_ptr() for name, weight in engine.model.weights().items()})
+        stays = before == {name: weight.data_ptr() for name, weight in engine.model.weights().items()}
+        found.append((stays, training.weights_of(engine)))
 
     run_threads(1, begin, job, job.form(ONE), range(1))
+    (worker,) = job.workers.values()
+    trained = {box.name: weight.numpy().copy() for box, weight in (worker.weights or {}).items()}
     source = job.source(TWO)
     job.form(TWO)
     run_threads(2, go_on, source)
-    assert found == [True, True]
+    for stays, weights in found:
+        assert stays and weights.keys() == trained.keys()
+        assert all(np.array_equal(weights[name], trained[name]) for name in trained)
 
 
 WHOLE = """

@@ -32,12 +32,12 @@ def reduces_in_vain(world: ThreadWorld, job: Job, generation: int) -> Any:
     engine.optimizer.reduce = cut_short  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="the world was aborted"):
         job.train(engine, LAYOUT, [0])
-    return engine.live.held(0)
+    return engine.live.all_held(0)
 
 
 def test_a_gradient_that_an_abort_cut_short_is_not_held_as_reduced() -> None:
     job = Job(training.MODEL, Stream((5, 16, 29), training.VOCABULARY))
-    for held in run_threads(2, reduces_in_vain, job, job.form(LAYOUT)):
+    for (held,) in run_threads(2, reduces_in_vain, job, job.form(LAYOUT)):
         assert (held.step, held.pending) == (0, "")
 
 
@@ -47,12 +47,12 @@ def fills_in_vain(world: ThreadWorld, job: Job, generation: int) -> Any:
     world.aborted = True
     with pytest.raises(RuntimeError, match="the world was aborted"):
         engine.initialise(training.SEED)
-    return engine.live.held(0)
+    return engine.live.all_held(0)
 
 
 def test_a_copy_that_an_abort_cut_short_is_not_held() -> None:
     job = Job(training.MODEL, Stream((5, 16, 29), training.VOCABULARY), copies=True)
-    assert run_threads(2, fills_in_vain, job, job.form(LAYOUT)) == [None, None]
+    assert run_threads(2, fills_in_vain, job, job.form(LAYOUT)) == [(), ()]
 
 
 def test_the_device_has_ended_all_that_was_enqueued_before_the_abort_is_looked_for(

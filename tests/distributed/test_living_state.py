@@ -18,7 +18,7 @@ from torch import Tensor
 from coxswain.boxes import Box
 from coxswain.errors import Retryable
 from coxswain.layout import Device, Layout
-from coxswain.live import Held
+from coxswain.live import Held, LiveSource
 from coxswain_train.live import takeover
 from coxswain_train.live.digests import content_of
 from coxswain_train.live.takeover import TakeOver
@@ -113,9 +113,11 @@ def drawn(rng: random.Random, degrees: Sequence[int]) -> Layout:
     return layout_of(*replicas)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("copies", [False, True], ids=["", "copies"])
-def test_a_change_of_layout_leaves_the_content_as_it_was(copies: bool) -> None:
-    job = job_of(copies=copies)
+def test_a_change_of_layout_leaves_the_content_as_it_was(copies: bool, dtype: torch.dtype) -> None:
+    """Also that of bf16 weights, as on a GPU, whose state is wider: shards and copies keep all of its bits."""
+    job = job_of(dtype, copies)
     finish(first_world(job, steps=2))
     before = job.contents()
     source, generation = job.source(SECOND), job.form(SECOND)
@@ -456,6 +458,22 @@ def test_a_rank_that_does_not_hold_what_it_said_is_refused_by_name(what: str, sa
     lie(job, what)
     outcomes = run_cut(3, go_on, job, generation, source, SHORT)
     assert all(isinstance(o.error, Retryable) and re.fullmatch(says, str(o.error)) for o in outcomes)
+
+
+def takes_over(world: Any, job: Job, generation: int, source: LiveSource, nodes: Sequence[Sequence[str]]) -> None:
+    job.engine(world, generation).take_over(source, nodes[world.rank])
+
+
+def test_ranks_that_list_other_moves_are_refused_by_name() -> None:
+    """As where they know other nodes of trainers: a rank would wait for what no other one sends."""
+    job = after_two_steps()
+    source, generation, nodes = (
+        job.source(SECOND),
+        job.form(SECOND),
+        [("a", "b", "a"), ("a", "a", "b"), ("a", "a", "b")],
+    )
+    outcomes = run_cut(3, takes_over, job, generation, source, nodes)
+    assert {str(o.error) for o in outcomes} == {"ranks [1, 2] made another transfer list than rank 0"}
 
 
 def test_a_step_that_no_rank_has_agreed_on_cannot_be_finished() -> None:

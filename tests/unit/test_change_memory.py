@@ -17,16 +17,19 @@ from coxswain.models import parameter_specs
 from coxswain.shards import shards
 from tests.layouts import LAYERS, SPECS, layout_of, layouts
 
+NODES = st.lists(st.sampled_from(["a", "b", ""]), min_size=23, max_size=23)  # of the trainers of three replicas
 MATRICES = frozenset(spec.name for spec in SPECS if isinstance(spec.place, int) and len(spec.shape) == 2)
 
 
-def between(layout: Layout, whole: frozenset[str], copies: bool) -> dict[Device, tuple[int, dict[Box, set[Box]]]]:
+def between(
+    layout: Layout, whole: frozenset[str], copies: bool, nodes: list[str]
+) -> dict[Device, tuple[int, dict[Box, set[Box]]]]:
     """What each device holds, in bytes, and by cell the boxes that it owns: parameter by parameter."""
     held: list[tuple[Holding, ...]] = list(all_holdings(SPECS, layout, LAYERS))
     owners, seats = shards(held, whole.__contains__), layout.ranks()
     owned = [{cell.box: rows(cell.box, *cell.rows_of(rank)) for cell in owners.cells} for rank in range(len(seats))]
     sizes = [sum(box.elements for boxes in each.values() for box in boxes) for each in owned]
-    wards = wards_of(seats) if copies else ()
+    wards = wards_of(seats, nodes) if copies else ()
     copied = [sizes[ward] for ward in wards] or [0] * len(seats)
     weights = [2 * sum(holding.box.elements for holding in holdings) for holdings in held]
     return {s.device: (weights[s.rank] + 12 * (sizes[s.rank] + copied[s.rank]), owned[s.rank]) for s in seats}
@@ -37,12 +40,12 @@ def rows(box: Box, start: int, stop: int) -> set[Box]:
     return {mine} if stop > start else set()
 
 
-@given(layouts(), layouts(), st.sampled_from([frozenset[str](), MATRICES]), st.booleans())
+@given(layouts(), layouts(), st.sampled_from([frozenset[str](), MATRICES]), st.booleans(), NODES)
 def test_the_memory_of_a_change_is_the_sum_over_its_parameters_one_by_one(
-    before: Layout, after: Layout, whole: frozenset[str], copies: bool
+    before: Layout, after: Layout, whole: frozenset[str], copies: bool, nodes: list[str]
 ) -> None:
-    """Of any two layouts, with and without matrices that must stay whole, and copies."""
-    old, new = (between(layout, whole, copies) for layout in (before, after))
+    """Of any two layouts, with and without matrices that must stay whole, and copies, which are on other nodes."""
+    old, new = (between(layout, whole, copies, nodes) for layout in (before, after))
 
     def bytes_on(device: Device, size: int, owned: dict[Box, set[Box]]) -> int:
         had, former = old.get(device, (0, {}))
@@ -50,7 +53,7 @@ def test_the_memory_of_a_change_is_the_sum_over_its_parameters_one_by_one(
         return size + had - 12 * stays
 
     expected = {device: bytes_on(device, *there) for device, there in new.items()}
-    assert change_peaks(SPECS, LAYERS, before, after, 2, copies, whole) == expected
+    assert change_peaks(SPECS, LAYERS, before, after, 2, copies, whole, nodes) == expected
 
 
 def test_the_memory_of_a_change_of_1024_layers_costs_less_than_the_owners_of_512_one_by_one() -> None:

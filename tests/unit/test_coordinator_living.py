@@ -184,6 +184,7 @@ async def test_a_worker_that_cannot_hold_what_it_says_is_not_believed(tmp_path, 
 
 
 ONE, TWO = uniform_layout([Device(0, 0)], 2), uniform_layout([Device(0, 0), Device(1, 0)], 2)
+PAIR = uniform_layout([Device(0, 0), Device(0, 1)], 2)
 
 
 BEFORE = Generation(3, "one", 0, TWO, ("pod-0", "pod-1"), ())
@@ -198,6 +199,7 @@ BEFORE = Generation(3, "one", 0, TWO, ("pod-0", "pod-1"), ())
         (0, Held(0, 2, 0, 4), "pod-0", TWO, None),
         (0, Held(0, 3, 1, 4, "", (0,)), "pod-0", TWO, None),  # rank 1 was on another trainer
         (0, Held(1, 3, 0, 4), "pod-0", TWO, None),
+        (0, Held(1, 3, 0, 4), "pod-0", PAIR, None),  # rank 0 was on another device
         (1, Held(0, 3, -1, 4), "pod-1", TWO, None),
         (1, Held(0, 3, 2, 4), "pod-1", TWO, None),
         (1, Held(0, 3, 1, 4, "", (0,)), "another", TWO, None),

@@ -9,10 +9,10 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain import wire
-from coxswain.config import JobConfig
+from coxswain.config import JobConfig, ParallelConfig, RecoveryConfig
 from coxswain.cost.change import change_peak
 from coxswain.cost.memory import RESERVED
-from coxswain.layout import Device
+from coxswain.layout import Device, Layout, Replica, Stage, layout_for
 from coxswain.models import parameter_specs
 from coxswain_coordinator import capacity
 from coxswain_coordinator.world import resize as sizes
@@ -121,6 +121,36 @@ async def test_a_layout_whose_state_does_not_fit_beside_the_present_one_comes_th
         assert (record.layout, record.first_step, record.live) == (one_replica(), step, UNSET)
         (changed,) = [e.message for e in lead.state.events.latest() if e.reason == "LayoutChanged"]
         assert "trainer-1 is slow; through a checkpoint: MemoryTooSmall: trainer-" in changed
+
+
+@pytest.mark.parametrize("change", ["layout", "size"])
+async def test_copies_that_are_larger_on_other_nodes_count_where_a_change_is_judged(tmp_path, monkeypatch, change):
+    """Replicas of two unequal stages, each replica on one node: else workers run out of memory."""
+    parallel = ParallelConfig(tokens_per_replica=256, pipeline=2)
+    job = make_job(tmp_path, trainers=4, parallelism=parallel, recovery=RecoveryConfig(copies=True))
+    job, nodes = replace(job, model=replace(job.model, layers=7)), ("a", "a", "b", "b")
+    six = layout_for([Device(trainer, 0) for trainer in range(6)], 7, parallel)
+    async with training(job) as lead:
+        register(lead, *(replace(agent, node=node) for agent, node in zip(agents(4), nodes, strict=True)))
+        await lead.close(0, 1)
+        session, specs = lead.state.session, parameter_specs(job.model, lead.state.session.world.vocabulary)
+        before, after = session.record.layout, in_two_stages(5) if change == "layout" else six
+        most, unknown = (change_peak(specs, 7, before, after, 2, True, nodes=known)[1] for known in (nodes, ()))
+        assert most > unknown
+        monkeypatch.setattr(capacity, "device_memory", lambda _: RESERVED + most - 1)
+        if change == "size":
+            reply = await sizes.resize(lead.state, 6)
+            assert (reply.state, "MemoryTooSmall: trainer-" in reply.message) == ("Refused", True)
+            return
+        lead.state.request_layout(after, "trainer-1 is slow")
+        await lead.until(lambda: session.move)
+        assert "trainer-1 is slow; through a checkpoint: MemoryTooSmall: trainer-" in session.move.why
+
+
+def in_two_stages(cut: int) -> Layout:
+    """Two replicas, each of which has so many of 7 layers on its first device."""
+    stages = (((a, 0, cut), (b, cut, 7)) for a, b in ((0, 1), (2, 3)))
+    return Layout(tuple(Replica(tuple(Stage((Device(t, 0),), *rows) for t, *rows in each)) for each in stages))
 
 
 async def test_a_smaller_size_saves_what_leaves_and_goes_on_with_the_rest(tmp_path):
@@ -308,6 +338,15 @@ async def test_a_world_that_is_lost_while_a_change_is_judged_begins_none(tmp_pat
         await lead.until(lambda: session.lost)
         await asyncio.sleep(5)
         assert session.move is None
+
+
+async def test_a_number_of_trainers_that_is_judged_while_their_world_is_lost_is_under_way(tmp_path):
+    """An answer that it is done would be of a world that is gone."""
+    async with training(small(tmp_path)) as lead:
+        await lead.close(0, 1)
+        lead.executor.before["refusal"] = lambda: lead.state.mark_world_lost("the network broke")
+        reply = await sizes.resize(lead.state, 2)
+        assert (reply.state, reply.trainers) == ("UnderWay", 0)
 
 
 async def test_a_stop_that_comes_while_a_change_is_judged_goes_first(tmp_path):

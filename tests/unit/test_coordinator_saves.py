@@ -173,6 +173,18 @@ def test_a_last_save_on_which_no_rank_gets_on_is_a_hang_although_all_heartbeats_
     assert judged(world, 4000, lambda second: second // 800) is None
 
 
+def test_a_world_hangs_after_its_minute_where_no_rank_asks_for_a_change_that_will_save(tmp_path: Path) -> None:
+    """No rank writes yet, so the quarter of an hour of a save does not count."""
+    world = saving(tmp_path)
+    save(world, 1, 2)
+    world.request_move("trainer-2 joined", saves=True)
+    world.book.add_delivered(DeliveredDigests(1, 5, ((0, "aa"), (1, "bb"))))
+    world.book.open = 5
+    found = judged(world, 100)
+    assert found is not None
+    assert (found[0], found[1].partition(" (")[0]) == (LONGEST + 1, "step 5 has not ended for 61 s")
+
+
 @pytest.mark.parametrize("end", [stopped, moved])
 def test_a_last_save_that_all_ranks_have_written_waits_for_its_manifest_and_hangs_not(
     tmp_path: Path, end: Callable[[Session], None]

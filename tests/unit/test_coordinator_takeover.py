@@ -176,6 +176,22 @@ async def test_a_new_coordinator_counts_from_the_checkpoint_that_the_one_before_
         assert (lead.state.manifest.step, lead.state.session.cursors[3].step) == (3, 3)
 
 
+async def test_a_checkpoint_that_is_made_until_the_coordinator_before_is_superseded_counts(tmp_path):
+    """Workers have dropped their reports of the steps before it."""
+    async with training(small(tmp_path)) as first, leading(small(tmp_path), "two") as lead:
+        await first.close(0, 1, 2)
+        lead.index()
+        reached, goes_on = asyncio.Event(), asyncio.Event()
+        lead.executor.before["take_over"], lead.executor.held["take_over"] = reached.set, goes_on
+        lead.arrive(generation=1)
+        await reached.wait()
+        first.save(3, 0, 1)
+        await first.until(lambda: first.state.manifest)
+        goes_on.set()
+        await lead.world(1)
+        assert (lead.state.manifest.step, lead.state.session.cursors[3].step) == (3, 3)
+
+
 @pytest.mark.parametrize("generation", [0, 1], ids=["the next world", "the one that runs"])
 async def test_a_new_coordinator_begins_no_world_behind_the_last_checkpoint_that_the_one_before_has_made_meanwhile(
     tmp_path, generation

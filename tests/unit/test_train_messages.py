@@ -156,6 +156,15 @@ def test_a_message_of_another_round_or_generation_or_with_another_byte_is_a_faul
         assert fault.startswith("rank 0's message of round 1 says")
 
 
+def test_a_message_of_fewer_values_than_its_receiver_lists_is_a_fault() -> None:
+    """Three values of four bytes travel with zeros up to a multiple of eight, as many bytes as four of them."""
+    box, post = Box("v", (0,), (4,)), Post()
+    Mover(post, 0, 7, CPU).run([[Move("v", 0, 3, 0, 1, 0, 1)]], {box: [torch.ones(4)]}, {})
+    receiver = Mover(Post([[tensor] for ((_, tensor),) in post.sent]), 1, 7, CPU)
+    receiver.run([[Move("v", 0, 4, 0, 1, 0, 1)]], {}, {box: [torch.zeros(4)]})
+    assert len(receiver.faults) == 1
+
+
 @pytest.mark.parametrize("window_bytes", [8, 12, 40, 1 << 20])
 def test_copies_pass_all_of_unequal_shards_in_windows(window_bytes: int) -> None:
     """Rank 0's ward is 1 and its holder 2."""

@@ -76,6 +76,20 @@ def test_large_parts_are_sent_from_where_they_are_and_two_rounds_are_under_way_a
     assert (exchange.most, exchange.under_way) == (IN_FLIGHT, 0)
 
 
+def test_what_a_rank_keeps_is_copied_while_the_first_messages_are_under_way() -> None:
+    """Behind them it would make the pause longer."""
+    held, room, kept = torch.ones(4, 3), torch.zeros(8, 3), list[bool]()
+
+    class Watcher(Recorder):
+        def wait(self) -> None:
+            kept.append(torch.equal(room[:4], held))
+            super().wait()
+
+    have, need = {Box("a", (0, 0), (4, 3)): [held]}, {Box("a", (0, 0), (8, 3)): [room]}
+    Mover(Watcher(), 0, 1, CPU).run([[Move("a", 4, 8, 0, 3, 1, 0)]], have, need)
+    assert kept == [True]
+
+
 SHAPE = (24, 10)
 
 

@@ -18,7 +18,7 @@ from coxswain.errors import Retryable
 from coxswain.holdings import Holding
 from coxswain.live import Held, Holder, LiveSource
 from coxswain.shards import Cell, Shards
-from coxswain_train.live.claims import Claim, Content
+from coxswain_train.live.claims import Claim, Content, NotHeld
 from coxswain_train.live.copies import Copies
 from coxswain_train.live.state import Cut, LiveState
 from coxswain_train.live.takeover import TakeOver, Target, Update
@@ -29,6 +29,7 @@ NAMES = [each.name for each in fields(Claim)]
 ME, WARDS = 1, (1, 2, 0)  # rank 1 keeps the copy of rank 2's shard
 OLD, NEW = (0, 2, 4, 6), (0, 1, 3, 6)
 OWNERS = tuple(Holder(rank, rank) for rank in range(3))
+COPIES = tuple(Holder(ward, rank, copy=True) for rank, ward in enumerate(WARDS))
 
 
 def cut_at(bounds: Sequence[int]) -> Shards:
@@ -45,10 +46,14 @@ def state_of(shards: Shards, rank: int) -> State:
 
 
 class Wire:
-    """An aborted one: receives say that they are done, and nothing that was sent has arrived."""
+    """An aborted one: receives say that they are done, and nothing that was sent has arrived. `senders`: of what was awaited."""
+
+    def __init__(self) -> None:
+        self.senders = list[int]()
 
     def start(self, sends: Any, receives: Sequence[tuple[int, Tensor]]) -> Any:
-        for _, tensor in receives:
+        for sender, tensor in receives:
+            self.senders.append(sender)
             tensor.view(torch.uint8).fill_(0xA5)
         return SimpleNamespace(wait=lambda: None)
 
@@ -79,11 +84,14 @@ def cut_of(generation: int, step: int = 8) -> Cut:
     return Cut(generation, ME, step, state_of(old, ME), WARDS[ME], state_of(old, WARDS[ME]))
 
 
-def change(live: LiveState, world: World, new: Shards, holders: Sequence[Holder] = OWNERS) -> TakeOver:
+def change(
+    live: LiveState, world: World, new: Shards, holders: Sequence[Holder] = OWNERS, nodes: Sequence[int] = (0, 0, 0),
+    wire: Wire | None = None,
+) -> TakeOver:  # fmt: skip
     """From generation 5, before step 8."""
     source: Any = LiveSource(5, SimpleNamespace(ranks=lambda: range(3)), 8, tuple(holders))  # type: ignore[arg-type]
-    copies: Any = Copies(Wire(), ME, WARDS, new.sizes())  # type: ignore[arg-type]
-    target = Target(6, ME, new, copies, [0, 0, 0], {"w": (6,)}, torch.float32, torch.device("cpu"))
+    copies: Any = Copies(wire or Wire(), ME, WARDS, new.sizes())  # type: ignore[arg-type]
+    target = Target(6, ME, new, copies, nodes, {"w": (6,)}, torch.float32, torch.device("cpu"))
     return TakeOver(live, world, target, source)
 
 
@@ -98,8 +106,7 @@ def refused(world: World, error: type[Exception], says: str, bounds: Sequence[in
     live.begin(cut_of(5))
     before = live.all_held(0)
     live.reduced(pending(8))  # the source goes on before this step
-    copies = (Holder(ward, rank, copy=True) for rank, ward in enumerate(WARDS))
-    fails(change(live, world, cut_at(bounds), (*OWNERS, *copies)), error, says)
+    fails(change(live, world, cut_at(bounds), (*OWNERS, *COPIES)), error, says)
     assert before == live.all_held(0) == (Held(0, 5, ME, 8, copies=(WARDS[ME],)),)
 
 
@@ -134,6 +141,23 @@ def test_a_rank_offers_what_its_model_holds_only_with_the_layout_that_its_model_
     live.current, live.prepared = (cut_of(4), cut_of(5)) if prepared else (cut_of(5), None)
     fails(change(live, world, cut_at(NEW)))
     assert dict(zip(NAMES, world.claimed, strict=True))["weights"] == offers
+
+
+@pytest.mark.parametrize(("nodes", "sender"), [((0, 0, 1), 0), ((0, 1, 1), 2)])
+def test_a_part_comes_from_a_rank_of_the_own_node_where_one_has_it(nodes: Sequence[int], sender: int) -> None:
+    """Rank 0 has its shard, rank 2 the copy."""
+    live, wire = LiveState(cut_of(5)), Wire()
+    fails(change(live, World(), cut_at(NEW), (*OWNERS, *COPIES), nodes, wire))
+    assert set(wire.senders) == {sender}
+
+
+def test_a_rank_keeps_both_layouts_where_another_one_lacks_what_the_source_says_of_it() -> None:
+    """The next source may be of the other layout."""
+    live = LiveState(cut_of(4), cut_of(5))
+    before = live.all_held(0)
+    holders = (Holder(2, 0), Holder(1, 1), Holder(0, 2))
+    fails(change(live, World(), cut_at(NEW), holders), NotHeld, "rank 0 is to hold the shard of rank 2")
+    assert before == live.all_held(0) and len(before) == 2
 
 
 @pytest.mark.parametrize("step", [7, 8])

@@ -206,6 +206,14 @@ def test_a_box_that_begins_beyond_the_first_column_is_not_cut_at_a_row_of_that_n
     assert shared(have).elements.tolist() == [25]
 
 
+def test_layers_that_one_device_needs_alike_come_each_from_where_it_is() -> None:
+    """Lists of alike layers are made once, also where stages that held them become one."""
+    one, two = (Box(name, (0, 0), (4, 4)) for name in ("one", "two"))
+    have, need = (boxes_of(["one", "two"], held) for held in ([(0, [one]), (1, [two])], [(2, [one, two])]))
+    moves = transfers(have, need, links(), 4)
+    assert (moves.name.tolist(), moves.sender.tolist()) == ([0, 1], [0, 1])
+
+
 def test_receivers_of_a_node_take_turns_among_its_own_holders() -> None:
     node = np.array([0, 0, 1, 1, 1, 1])
     have, need = (boxes_of(list(SHAPES), [whole(d) for d in part]) for part in ((0, 1, 2), (3, 4, 5)))

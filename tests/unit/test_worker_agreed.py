@@ -24,7 +24,7 @@ from tests.unit.living_samples import STATS, pending, state_of
 from tests.unit.worker_fakes import DELIVERED, BrokenOff, FakeEngine, Running
 
 AGREED = pending(8, STATS)
-UPDATED = Finished(8, 1.5, STATS.norm, 0.25)
+UPDATED = Finished(8, 1.5)
 PARTS = ["saver", "prefetcher", "feed", "once"]  # that are closed, in order
 
 

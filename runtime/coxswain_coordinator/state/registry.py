@@ -88,6 +88,11 @@ class MemberRegistry:
         """Whether none of the first `count` members of a role is missing."""
         return len(self._present[role]) >= count and not self.missing(role, count)
 
+    def nodes(self) -> tuple[str, ...]:
+        """Of each trainer by its index; empty where it is not known."""
+        known = {index_of(member.name): member.node for member in self.of("trainer")}
+        return tuple(known.get(index, "") for index in range(1 + max(known, default=-1)))
+
     def loader_addresses(self) -> tuple[LoaderAddress, ...]:
         return tuple(LoaderAddress(m.name, m.host, m.port, m.instance) for m in self.of("loader"))
 

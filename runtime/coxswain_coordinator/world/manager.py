@@ -245,7 +245,8 @@ class WorldManager:
 
     async def _change_fault(self, before: Layout, after: Layout) -> str:
         """Counts what devices hold, which may take a second, beside the event loop."""
-        return await self._store_call(change_fault, self._state.sized_job, before, after)
+        run = self._state
+        return await self._store_call(change_fault, run.sized_job, before, after, run.registry.nodes())
 
     async def judge_change(self, current: Layout) -> tuple[str, bool]:
         """Why the next world could not hold what it takes from memory, empty: it can; and whether the current one saves its

@@ -15,7 +15,7 @@ from coxswain_coordinator.world.saves import last_save
 
 async def resize(state: JobState, trainers: int) -> SizeReply:
     """Asks for this many trainers. Idempotent; the driver does the rest. What devices would hold is counted beside the loop."""
-    why = await state.store_executor(refusal, state.sized_job, state.size, trainers)
+    why = await state.store_executor(refusal, state.sized_job, state.size, trainers, state.registry.nodes())
     present = here(state)
     if why:
         return SizeReply("Refused", len(present), why)
@@ -42,8 +42,8 @@ def here(state: JobState) -> set[int]:
     return {device.trainer for device in devices_of(state.session.world.layout)}
 
 
-def refusal(job: JobConfig, size: int, trainers: int) -> str:
-    """Why a job of `size` trainers cannot have so many; empty: it can."""
+def refusal(job: JobConfig, size: int, trainers: int, nodes: tuple[str, ...] = ()) -> str:
+    """Why a job of `size` trainers cannot have so many; empty: it can. `nodes`: of each trainer, as far as they are known."""
     parallel, least = job.parallelism, least_trainers(job, trainers)
     if trainers < least:
         return f"trainers {trainers}: at least {least} are allowed (trainers.minCount)"
@@ -54,7 +54,7 @@ def refusal(job: JobConfig, size: int, trainers: int) -> str:
     before, after = (_layout(job, count) for count in (size, trainers))
     if short := capacity_fault(job, after):
         return short.removesuffix("; waiting for more trainers")
-    return "" if parallel.mode == "Auto" else change_fault(job, before, after)
+    return "" if parallel.mode == "Auto" else change_fault(job, before, after, nodes)
 
 
 def _layout(job: JobConfig, trainers: int) -> Layout:

@@ -36,8 +36,6 @@ class Finished:
 
     step: int
     loss_sum: float
-    gradient_norm: float
-    learning_rate: float
 
 
 @dataclass(slots=True)
@@ -72,7 +70,7 @@ class Cut:
             if state is not None and gradient is not None:
                 take_step(state, gradient, pending.agreed.norm, config, rate, pending.step, matrices)
         self.step, self.pending, self.agreed, self.whole = pending.step + 1, None, pending.agreed, True
-        return Finished(pending.step, pending.loss_sum, pending.agreed.norm, rate)
+        return Finished(pending.step, pending.loss_sum)
 
 
 @dataclass(slots=True)
@@ -90,12 +88,9 @@ class LiveState:
         """Of the own shard; room that may be used again where nothing is held."""
         return self._room if self.current is None else self.current.own
 
-    def held(self, device: int) -> Held | None:
-        """What this worker, of this device, holds; None: nothing."""
-        return None if self.current is None else self.current.held(device)
-
     def all_held(self, device: int) -> tuple[Held, ...]:
-        """As `held`; two where a change of layout was cut short by its vote: other ranks may have only one of them."""
+        """What this worker, of this device, holds; two where a change of layout was cut short by its vote: other ranks may have
+        only one of them."""
         found = (cut.held(device) for cut in (self.current, self.prepared) if cut is not None)
         return tuple(held for held in found if held is not None)
 

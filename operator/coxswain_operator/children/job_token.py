@@ -49,6 +49,14 @@ def mounted_name(job: Manifest) -> str:
     return str((job.get("status") or {}).get("tokenSecret") or former_name(job))
 
 
+def mount_hint(job: Manifest, tokens: Iterable[str]) -> str:
+    """That Secret, and what brings another one if it is missing. `tokens`: that this operator can make."""
+    name = mounted_name(job)
+    known = name in {secret_name(job, token) for token in tokens}
+    lost = "made by a key that this operator lacks: suspend and resume the job for another"
+    return f"Secret {name} ({'deleting the pod makes it again' if known else lost})"
+
+
 def secret(job: Manifest, token: str) -> Manifest:
     data = {"token": base64.b64encode(token.encode()).decode()}
     manifest = child(job, "v1", "Secret", secret_name(job, token), {"type": "Opaque", "data": data})

@@ -118,8 +118,10 @@ class ActionExecutor:
                 return await self._control.checkpoint_and_stop(job, reason, at_step)
             case Quarantine():
                 await self._quarantine(job, action)
-            case EndQuarantine(name, uid):
-                await self._attempt(job, name, self._cluster.delete("NodeQuarantine", "", name, uid))
+            case EndQuarantine(name, uid, event):
+                call = self._cluster.delete("NodeQuarantine", "", name, uid)
+                if await self._attempt(job, name, call) and event is not None:
+                    await self._cluster.publish(job, event)
             case Event():
                 await self._cluster.publish(job, action)
         return True

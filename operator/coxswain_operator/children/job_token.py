@@ -21,9 +21,6 @@ class TokenKeys:
         """Without keys, a random one: for an operator whose jobs end with it."""
         self._keys = tuple(keys) or (secrets.token_bytes(KEY_BYTES),)
 
-    def replace(self, keys: Iterable[bytes]) -> None:
-        self._keys = tuple(keys)
-
     def tokens(self, job: Manifest) -> tuple[str, ...]:
         """The job's token by each key."""
         return tuple(_token(key, job["metadata"]["uid"]) for key in self._keys)

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from coxswain.errors import Refused
 from coxswain.names import ANNOTATION_AVOIDS
 from coxswain.wire import SizeReply
 from coxswain_cli.__main__ import app
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller
+from coxswain_operator.refusals import fault_of
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 from tests.api_samples import sample
@@ -221,3 +223,13 @@ def test_a_new_node_of_the_name_of_one_in_quarantine_takes_pods_and_the_operator
 def readmissions(api: ApiServer, namespace: str) -> list[str]:
     events = api.http.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events").json()["items"]
     return [e["note"] for e in events if e["reason"] == "NodeReadmitted"]
+
+
+async def test_a_quarantine_with_a_field_that_older_kinds_lack_is_refused_with_the_way_out(api: ApiServer) -> None:
+    """As where the operator is newer than the CustomResourceDefinitions."""
+    async with connected(api) as cluster:
+        with pytest.raises(Refused) as refused:
+            await cluster.create(quarantine("node-of-tomorrow", newerField="x"))
+    text = fault_of("NodeQuarantine node-of-tomorrow", refused.value).message
+    assert 'unknown field "spec.newerField"' in text
+    assert text.endswith("; apply the CustomResourceDefinitions of the operator's release")

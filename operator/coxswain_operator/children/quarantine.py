@@ -10,8 +10,10 @@ REASON = "Slow"
 
 
 def quarantine(job: Manifest, request: NodeRequest, until: str, node_uid: str = "") -> Manifest:
-    """Named after its node: a node has one of the operator's. No job owns it, since it is about all jobs. Without `node_uid` it is
-    of whatever node has the name."""
+    """Named after its node: a node has one of the operator's. No job owns it, since it is about all jobs.
+
+    Without `node_uid` it is of whatever node has the name.
+    """
     meta = job["metadata"]
     labels = {names.LABEL_JOB: meta["name"], names.LABEL_JOB_UID: meta["uid"]}
     place = f"{meta['namespace']}/{meta['name']}, {request.trainer}"

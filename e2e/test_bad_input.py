@@ -94,7 +94,7 @@ def test_a_secret_that_is_missing_is_named_and_the_job_starts_once_it_is_made(jo
     objects = small_objects(job.site, job.place, STEPS)
     secret = [at for at in objects if at["kind"] == "Secret"]
     job.apply([at for at in objects if at["kind"] != "Secret"])
-    wait_for_words(job, "PodsReady", "NotPrepared", "is there Secret s3-keys?", "kubectl describe pod")
+    wait_for_words(job, "PodsReady", "NotPrepared", "is there Secret s3-keys, Secret ", "kubectl describe pod")
     assert (job.state(), job.restarts()) == ("Starting", (0, 0))
     job.apply(secret)
     completed(job, baseline)

@@ -65,8 +65,8 @@ CONDITIONS = (
 EventReason = Literal[
     "Validated", "IndexingStarted", "GangStarted", "TrainingStarted", "MixChanged", "SourceExhausted", "NodeLost", "PodDisrupted",
     "WorkerRestarted", "CheckpointSaved", "Scaled", "GangReleased", "Suspended", "Resumed", "Completed", "Failed",
-    "EditPending", "StrategyChosen", "PlanLate", "PlanFailed", "NodeQuarantined", "NodeKept", "StragglerDetected",
-    "StragglerRecovered", "LayoutChanged", "LayoutMeasured", "FailedDelete", "FailedUpdate",
+    "EditPending", "StrategyChosen", "PlanLate", "PlanFailed", "NodeQuarantined", "NodeReadmitted", "NodeKept",
+    "StragglerDetected", "StragglerRecovered", "LayoutChanged", "LayoutMeasured", "FailedDelete", "FailedUpdate",
 ]  # fmt: skip
 EVENT_REASONS: tuple[EventReason, ...] = get_args(EventReason)
 """The operator publishes an event of no other reason."""

@@ -1,4 +1,4 @@
-"""A clock for decisions: it advances evenly although the machine's clock is set."""
+"""A clock for decisions: it advances evenly although the clock that it follows is set."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def _elapsed() -> float:
 
 
 class SteadyClock:
-    """Seconds since 1970, taken from the machine's clock at the start; never jumps or goes back.
+    """Seconds since 1970, taken from `wall` at the start: this machine's clock, or a server's; never jumps or goes back.
 
-    A machine's clock that is set, by hand or by NTP, neither ends a job by its deadline nor
+    A clock that is set, by hand or by NTP, neither ends a job by its deadline nor
     stretches a back-off by an hour. The difference is made up slowly, so a clock that was wrong at
     the start does not stay wrong.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from coxswain.names import CONTROLLER, LABEL_JOB_UID
@@ -103,7 +103,7 @@ class Controller:
         job = await self._cluster.get("TrainingJob", namespace, name)
         if job is None or self._settings.managed_by not in ("", job["spec"].get("managedBy") or CONTROLLER):
             return None
-        report = await self._report(job)
+        report, quarantines = await self._report(job), await self._quarantines()
         return Observed(
             job=job,
             sources=tuple(await self._cluster.list("DataSource", namespace)),
@@ -112,7 +112,7 @@ class Controller:
             pods=await self._pods(job),
             children=tuple([child_view(c) for kind in kinds(self._settings) for c in await self._children(kind, job)]),
             report=report,
-            nodes=await self._cluster.nodes() if report is not None and report.replace_node else None,
+            nodes=await self._cluster.nodes() if _needs_nodes(report, quarantines) else None,
             rejection=self._executor.refusals(job).rejection,
             quarantine_refusal=self._executor.refusals(job).quarantine,
             holders=await self._holders(job),
@@ -120,7 +120,7 @@ class Controller:
             pod_security=await self._cluster.pod_security(namespace),
             admissions=await self._admissions(job),
             tokens=self._keys.tokens(job),
-            quarantines=await self._quarantines(),
+            quarantines=quarantines,
             sizing=await self._sizing(job, report),
         )
 
@@ -209,6 +209,11 @@ class Controller:
 
 
 _WRITES = (WriteStatus, Create, CreatePod, Delete)
+
+
+def _needs_nodes(report: JobReport | None, quarantines: Iterable[QuarantineView]) -> bool:
+    """The job asks for another one, or a quarantine ends once another node has its node's name."""
+    return (report is not None and report.replace_node is not None) or any(q.node_uid for q in quarantines)
 
 
 def is_finished(observed: Observed) -> bool:

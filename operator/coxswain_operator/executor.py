@@ -118,8 +118,8 @@ class ActionExecutor:
                 return await self._control.checkpoint_and_stop(job, reason, at_step)
             case Quarantine():
                 await self._quarantine(job, action)
-            case EndQuarantine(name, uid):
-                await self._attempt(job, name, self._cluster.delete("NodeQuarantine", "", name, uid))
+            case EndQuarantine():
+                await self._end_quarantine(job, action)
             case Event():
                 await self._cluster.publish(job, action)
         return True
@@ -152,6 +152,18 @@ class ActionExecutor:
         if len(made) < action.limit:
             await self._cluster.create(action.manifest)
         return len(made) < action.limit
+
+    async def _end_quarantine(self, job: Manifest, action: EndQuarantine) -> None:
+        """Once: each job's pass sees that it is over."""
+        async with self._quarantining:
+            if await self._attempt(job, action.name, self._delete_standing(action)) and action.event is not None:
+                await self._cluster.publish(job, action.event)
+
+    async def _delete_standing(self, action: EndQuarantine) -> bool:
+        found = standing(await self._cluster.list("NodeQuarantine", ""))
+        if there := any(q["metadata"]["uid"] == action.uid for q in found):
+            await self._cluster.delete("NodeQuarantine", "", action.name, action.uid)
+        return there
 
     async def _attempt(self, job: Manifest, name: str, call: Awaitable[bool | None]) -> bool:
         """A node that cannot be quarantined, or admitted again, is no reason to stop a job: the next pass says why. What is

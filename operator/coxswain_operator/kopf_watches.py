@@ -25,6 +25,7 @@ from coxswain_operator.kubernetes import KubernetesCluster
 from coxswain_operator.kubernetes.access import Access
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.kubernetes.trust import Trust
+from coxswain_operator.reconcile.references import reads
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import Key
 
@@ -175,11 +176,12 @@ def _registry(cluster: KubernetesCluster, access: Access, add: AddKey) -> kopf.O
 
 
 async def _affected_jobs(cluster: KubernetesCluster, item: Manifest) -> list[Key]:
-    """The job itself; for another kind all jobs of its namespace, since any may refer to it."""
-    namespace = item["metadata"]["namespace"]
-    if item["kind"] == "TrainingJob":
-        return [(namespace, item["metadata"]["name"])]
-    return [(namespace, job["metadata"]["name"]) for job in await cluster.list("TrainingJob", namespace)]
+    """The job itself; for another kind the jobs that read the object. A job that is there before its mix follows with that."""
+    kind, namespace, name = item["kind"], item["metadata"]["namespace"], item["metadata"]["name"]
+    if kind == "TrainingJob":
+        return [(namespace, name)]
+    jobs, mixes = await cluster.list("TrainingJob", namespace), await cluster.list("DataMix", namespace)
+    return [(namespace, job["metadata"]["name"]) for job in jobs if reads(job, kind, name, mixes)]
 
 
 def _plain(body: Any) -> Manifest:

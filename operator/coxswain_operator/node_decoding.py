@@ -48,6 +48,7 @@ def node_view(node: Node) -> NodeView:
         taints,
         node.metadata.labels or {},
         status.allocatable or {},
+        node.metadata.uid,
     )
 
 
@@ -65,6 +66,7 @@ def quarantine_view(quarantine: Manifest) -> QuarantineView:
         created=seconds(meta["creationTimestamp"]),
         until=_end(spec.get("until")),
         job=(meta.get("labels") or {}).get(names.LABEL_JOB_UID, ""),
+        node_uid=spec.get("nodeUid") or "",
     )
 
 

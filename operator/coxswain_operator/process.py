@@ -26,6 +26,7 @@ from coxswain.structs import UNDECODABLE
 from coxswain_link import metrics
 from coxswain_operator.children.gangs import CHOICES
 from coxswain_operator.children.job_token import TokenKeys
+from coxswain_operator.clock import SteadyClock
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller
 from coxswain_operator.health import HealthStatus, LoopLag, serve_health
@@ -146,13 +147,13 @@ async def run(options: Options) -> None:
         cluster = await stack.enter_async_context(
             KubernetesCluster(connection, bool(options.namespaces), gang_backend=backend)
         )
-        keys = TokenKeys()
+        keys = TokenKeys(await load_keys(connection, options.settings.operator_namespace))
         control = ReportPoller(HttpJobControl(cluster, keys=keys), lambda key: queue.add(key))
         stack.push_async_callback(control.close)
-        controller = Controller(cluster, control, settings=settings, poll_seconds=POLL_SECONDS, keys=keys)
+        clock = SteadyClock(connection.now)  # which knows the server's time: it has answered
+        controller = Controller(cluster, control, clock, settings, POLL_SECONDS, keys=keys)
         queue = WorkQueue(measured(controller, registry))
         vitals.watch(cluster, queue)
-        keys.replace(await load_keys(connection, options.settings.operator_namespace))
         quarantine = options.settings.quarantine
         watches = run_watches(cluster, access, queue.add, options.namespaces, quarantine=quarantine)
         await _lead(leader, queue, watches)

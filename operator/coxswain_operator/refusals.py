@@ -10,6 +10,7 @@ _KUEUE = "set rbac.kueue=true in the operator's chart: the job is in a queue of 
 _CLASSES = (
     "set rbac.kueue=true in the operator's chart; with watchNamespaces grant it `get` of priority classes besides"
 )
+_OUTDATED = "apply the CustomResourceDefinitions of the operator's release"
 QUOTA = "QuotaExceeded"
 _LIMITS = "change the resources in the job's templates, or the namespace's LimitRange"
 # What the server's text contains, the reason that users see, and the way out. The first that matches decides.
@@ -24,7 +25,7 @@ _KNOWN = (
     ("service account", "ServiceAccountMissing", "create it; Kubernetes creates `default` soon after a namespace"),
     ("no PriorityClass", "PriorityClassMissing", "create it, or correct spec.scheduling.priorityClassName"),
     ("is being terminated", "NamespaceTerminating", "create the job in another namespace"),
-    ("field not declared in schema", "KindsOutdated", "apply the CustomResourceDefinitions of the operator's release"),
+    ("field not declared in schema", "KindsOutdated", _OUTDATED),
     ('cannot patch resource "pods"', "OperatorNotPermitted", _KUEUE),
     ('resource "workloads"', "OperatorNotPermitted", _KUEUE),
     ("cannot get resource", "OperatorNotPermitted", _CLASSES),
@@ -34,7 +35,11 @@ _KNOWN = (
 )
 UNAVAILABLE = "ServerUnavailable"  # away, or it cannot ask a webhook
 CONFLICT = "Conflict"  # again and again
-_ABOVE_LIMIT = "must be less than or equal to"  # a request above its limit, which a LimitRange may have filled in
+# Of what the server never accepts: a request above its limit, which a LimitRange may have filled in, and a field of a newer kind.
+_FINAL = (
+    ("must be less than or equal to", _LIMITS),
+    ("cannot be handled as a NodeQuarantine", _OUTDATED),
+)
 
 
 def fault_of(what: str, error: Refused | Retryable | Conflict) -> Fault:
@@ -48,7 +53,8 @@ def fault_of(what: str, error: Refused | Retryable | Conflict) -> Fault:
         text = f"{what}: the API server answers with a conflict each time: {error}; look for a webhook or a quota that causes it"
         return Fault(CONFLICT, f"{text}; it is tried again", retryable=True)
     if not isinstance(error, Denied):
-        return Fault(error.reason, error.message + f"; {_LIMITS}" * (_ABOVE_LIMIT in error.message))
+        ways_out = (f"; {out}" for text, out in _FINAL if text in error.message)
+        return Fault(error.reason, "".join((error.message, *ways_out)))
     found = ((reason, out) for text, reason, out in _KNOWN if text in error.message)
     reason, way_out = next(found, (error.reason, "it is tried again"))
     return Fault(reason, f"{what} is refused for now: {error.message}; {way_out}", retryable=True, object=what)

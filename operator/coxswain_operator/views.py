@@ -111,6 +111,7 @@ class NodeView:
     taints: tuple[tuple[str, str], ...] = ()  # key and effect of those that keep new pods away
     labels: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)  # quantities by resource
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class QuarantineView:
     created: float  # seconds since the epoch
     until: float = float("inf")  # likewise
     job: str = ""  # uid of the job for which the operator made it; empty: a person did
+    node_uid: str = ""  # empty: of whatever node has the name
 
 
 def member_name(role: str, index: int) -> str:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeAlias
@@ -84,11 +86,11 @@ class FaultProxy:
     """Use as `async with`.
 
     `plans` by namespace may be changed at any time; `faults` counts what has gone wrong, by
-    namespace.
+    namespace. `ahead`: seconds by which its answers are dated later than the server's.
     """
 
-    def __init__(self, api: ApiServer, folder: Path) -> None:
-        self._api, self._folder = api, folder
+    def __init__(self, api: ApiServer, folder: Path, ahead: float = 0.0) -> None:
+        self._api, self._folder, self._ahead = api, folder, ahead
         self.plans: dict[str, Plan] = {}
         self.faults: Counter[str] = Counter()
 
@@ -141,6 +143,8 @@ class FaultProxy:
     async def _passed(self, request: web.Request, fault: Fault | None) -> web.StreamResponse:
         async with self._asked(request, await request.read()) as answer:
             body, headers = await answer.read(), _plain(answer.headers)
+        if self._ahead:
+            headers["Date"] = formatdate(time.time() + self._ahead, usegmt=True)
         match fault:
             case Lose():
                 return dropped(request)

@@ -5,8 +5,10 @@ give what they say.
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +184,52 @@ def test_uninstalling_leaves_the_kinds_and_their_objects_and_nothing_else(instal
     assert len(left) == len(ALWAYS)
     assert installed.http.get(installed.path("datasources", "code")).status_code == 200
     upgrade(installed, {})  # and they are taken over again
+
+
+def test_a_rollback_brings_the_kinds_of_the_release_before_back_and_keeps_all_objects(
+    installed: ApiServer, tmp_path: Path
+) -> None:
+    """That release has another short name of jobs."""
+    before = shutil.copytree(CHART, tmp_path / "coxswain")
+    jobs = before / "templates" / "trainingjobs.coxswain.dev.yaml"
+    jobs.write_text(jobs.read_text().replace("- tj\n", "- old\n"))
+    on_server(installed, "upgrade", "coxswain", str(before), "--values", "-", text=text_of({}))
+    made = installed.http.post(installed.path("trainingjobs"), json=sample("TrainingJob"))
+    assert made.status_code == 201, made.text
+    upgrade(installed, {})
+    assert short_names(installed) == ["tj"]
+    on_server(installed, "rollback", "coxswain")
+    assert short_names(installed) == ["old"]
+    name = made.json()["metadata"]["name"]
+    stored = installed.http.get(installed.path("trainingjobs", name)).json()
+    assert (stored["metadata"]["uid"], stored["spec"]) == (made.json()["metadata"]["uid"], made.json()["spec"])
+    upgrade(installed, {})
+
+
+def short_names(api: ApiServer) -> list[str]:
+    crd = next(m for m in of_kind(render(), "CustomResourceDefinition") if m["spec"]["names"]["kind"] == "TrainingJob")
+    found: list[str] = api.http.get(path_of(crd)).json()["spec"]["names"]["shortNames"]
+    return found
+
+
+def test_kinds_that_an_uninstalled_release_left_are_taken_over_by_one_elsewhere_where_that_is_asked_for(
+    installed: ApiServer,
+) -> None:
+    assert installed.http.post(installed.path("datamixes"), json=sample("DataMix")).status_code == 201
+    uninstall(installed)
+
+    def elsewhere(*options: str) -> subprocess.CompletedProcess[str]:
+        place = ("--namespace", "elsewhere", "--kubeconfig", str(installed.kubeconfig))
+        return helm(*options, *place, text=text_of({}))
+
+    install = ("install", "coxswain", str(CHART), "--values", "-")
+    refused = elsewhere(*install)
+    assert refused.returncode != 0 and "exists and cannot be imported into the current release" in refused.stderr
+    assert elsewhere(*install, "--take-ownership").returncode == 0
+    assert elsewhere("uninstall", "coxswain").returncode == 0
+    assert installed.http.get(installed.path("datamixes", "mix")).status_code == 200
+    on_server(installed, *install, "--take-ownership", text=text_of({}))
+    upgrade(installed, {})
 
 
 @pytest.mark.slow

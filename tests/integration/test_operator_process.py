@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from coxswain_operator.reconcile.times import stamp
 from tests.children import Child
 from tests.integration import processes
 from tests.integration.apiserver import ApiServer
@@ -21,6 +23,7 @@ from tests.integration.processes import QUICK, holder
 
 # A leader that a busy machine holds up for longer than it may take to renew exits.
 FAST = ("--lease-seconds", "8", "--renew-seconds", "7", "--retry-seconds", "0.2")
+NOW = stamp(time.time())
 SHORT = ("--lease-seconds", "6", "--renew-seconds", "5", "--retry-seconds", "0.2")
 Start = Callable[..., Child]
 
@@ -105,6 +108,21 @@ def test_after_the_leader_is_killed_the_standby_takes_over_and_creates_nothing_t
     second.wait_until(lambda: holder(api, namespace) not in ("", leading))
     second.wait_until(lambda: len(kubelet.names()) == 4)
     assert kubelet.names() == ["demo-coordinator-0", "demo-loader-0-0", "demo-trainer-0-0", "demo-trainer-1-0"]
+
+
+async def test_an_operator_keeps_a_finished_job_for_its_time_by_the_servers_clock_whatever_its_machines_says(
+    api: ApiServer, start: Start, tmp_path: Path
+) -> None:
+    """The operator before it, whose machine's clock was another, has written when the job ended."""
+    namespace = new_namespace(api)
+    apply_all(api, namespace, ttlSecondsAfterFinished=3600)
+    ended = {"type": "Succeeded", "status": "True", "reason": "Completed", "message": "", "lastTransitionTime": NOW}
+    status = {"status": {"conditions": [ended], "completionTime": NOW, "observedGeneration": 1}}
+    job = api.path("trainingjobs", "demo", namespace=namespace)
+    assert api.http.patch(f"{job}/status", json=status, headers=MERGE).is_success
+    async with FaultProxy(api, tmp_path, ahead=4000) as proxy:
+        operator = start(namespace, kubeconfig=proxy.kubeconfig)
+        await asyncio.to_thread(operator.wait_until, lambda: api.http.get(job).status_code == 404)
 
 
 class Stopped:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from coxswain.errors import Refused
 from coxswain.names import ANNOTATION_AVOIDS
 from coxswain.wire import SizeReply
 from coxswain_cli.__main__ import app
 from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller
+from coxswain_operator.refusals import fault_of
 from coxswain_operator.settings import Settings
 from coxswain_operator.views import Manifest
 from tests.api_samples import sample
@@ -164,3 +166,70 @@ def test_cox_scale_says_what_the_server_refuses(api: ApiServer) -> None:
     assert many.exit_code == 2 and "count 4 may not be above maxCount 3" in many.output
     gone = CliRunner().invoke(app, ["scale", "nothing", "2", *place])
     assert gone.exit_code == 2 and f"namespace {namespace} has no TrainingJob nothing" in gone.output
+
+
+@pytest.fixture
+def pool(api: ApiServer) -> Iterator[str]:
+    """A node of a pool that uses names again."""
+    name = f"pool-{uuid.uuid4().hex[:8]}"
+    register(api, name)
+    yield name
+    api.http.delete(f"/api/v1/nodes/{name}")
+    api.http.delete(api.path(QUARANTINES, name))
+
+
+def register(api: ApiServer, name: str) -> str:
+    """As its kubelet does; returns its uid."""
+    answer = api.http.post("/api/v1/nodes", json={"metadata": {"name": name}})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["metadata"]["uid"])
+
+
+def test_a_new_node_of_the_name_of_one_in_quarantine_takes_pods_and_the_operator_deletes_its_object(
+    api: ApiServer, pool: str
+) -> None:
+    namespace = new_namespace(api)
+    apply_all(api, namespace, trainers={"count": 1})
+    former = api.http.get(f"/api/v1/nodes/{pool}").json()["metadata"]["uid"]
+    made = quarantine(pool, nodeUid=former)
+    made["metadata"]["labels"] = {"coxswain.dev/job-uid": "another"}
+    assert api.http.post(api.path(QUARANTINES), json=made).status_code == 201
+    kubelet = Kubelet(api, namespace)
+
+    async def scenario() -> None:
+        async with connected(api) as cluster:
+            controller = Controller(cluster, FakeCoordinator(), settings=Settings(quarantine=True))
+            for _ in range(3):
+                await controller.pass_once(namespace, "demo")
+            first = trainer(kubelet, 0)
+            assert first is not None and pool in str(terms(first))
+            kubelet.say(first["metadata"]["name"], UNPLACED)
+            assert api.http.delete(f"/api/v1/nodes/{pool}").is_success
+            newcomer = register(api, pool)
+            async with asyncio.timeout(30):
+                while (second := trainer(kubelet, 0, first["metadata"]["uid"])) is None:
+                    await controller.pass_once(namespace, "demo")
+                    await asyncio.sleep(0.05)
+                assert pool not in str(second["spec"].get("affinity"))
+                while api.http.get(api.path(QUARANTINES, pool)).status_code != 404:
+                    await controller.pass_once(namespace, "demo")
+                    await asyncio.sleep(0.05)
+        (said,) = readmissions(api, namespace)  # written before the cluster is left
+        assert f"{pool}: another node has that name now (uid {newcomer}; in quarantine was {former})" in said
+
+    asyncio.run(scenario())
+
+
+def readmissions(api: ApiServer, namespace: str) -> list[str]:
+    events = api.http.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events").json()["items"]
+    return [e["note"] for e in events if e["reason"] == "NodeReadmitted"]
+
+
+async def test_a_quarantine_with_a_field_that_older_kinds_lack_is_refused_with_the_way_out(api: ApiServer) -> None:
+    """As where the operator is newer than the CustomResourceDefinitions."""
+    async with connected(api) as cluster:
+        with pytest.raises(Refused) as refused:
+            await cluster.create(quarantine("node-of-tomorrow", newerField="x"))
+    text = fault_of("NodeQuarantine node-of-tomorrow", refused.value).message
+    assert 'unknown field "spec.newerField"' in text
+    assert text.endswith("; apply the CustomResourceDefinitions of the operator's release")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
+from email.utils import formatdate
 from itertools import count
 
 import pytest
 from aiohttp import web
 
 from coxswain.errors import Refused, Retryable
-from coxswain_operator.kubernetes.connection import Busy
+from coxswain_operator.kubernetes.connection import Busy, NotFound
 from tests.answering import answering
 
 
@@ -107,3 +110,31 @@ async def test_a_call_whose_last_attempt_is_cut_short_says_what_the_attempt_befo
         over.set()
     assert type(raised.value) is kind
     assert str(raised.value) == f"GET /x did not succeed within 0.5 s: {said}"
+
+
+@pytest.mark.parametrize("ahead", [3600, -3600, 5])
+@pytest.mark.parametrize("status", [200, 404, 503])
+async def test_the_time_is_the_servers_by_the_date_of_whatever_it_answers(ahead: int, status: int) -> None:
+    """It is what all operators of a cluster share, and what objects are dated by."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response({}, status=status, headers={"Date": formatdate(time.time() + ahead, usegmt=True)})
+
+    async with answering(answer) as connection:
+        with suppress(NotFound, Retryable):
+            await connection.call("GET", "/x", deadline=0.01 if status == 503 else 10.0)
+        assert connection.now() - time.time() == pytest.approx(ahead, abs=2)
+
+
+@pytest.mark.parametrize("date", ["now", "a second ago", "soon", "Mon, 99 Nov 2026 18:15:00 GMT", ""])
+async def test_the_time_is_the_machines_where_the_servers_is_together_with_it_or_no_date(date: str) -> None:
+    """Dates have whole seconds: a clock that followed each would go to and fro."""
+    said = {"now": formatdate(usegmt=True), "a second ago": formatdate(time.time() - 1, usegmt=True)}.get(date, date)
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response({}, headers={"Date": said})
+
+    async with answering(answer) as connection:
+        await connection.call("GET", "/x")
+        before = time.time()
+        assert before <= connection.now() <= time.time()

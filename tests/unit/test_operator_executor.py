@@ -19,6 +19,7 @@ from coxswain_operator.reconcile.actions import (
     CreatePod,
     Decision,
     Delete,
+    EndQuarantine,
     LeaveQueue,
     Quarantine,
     RequeueAt,
@@ -72,6 +73,8 @@ class Server:
 
     async def delete(self, *what: object) -> None:
         await self._ask("delete", *what)
+        if what[0] == "NodeQuarantine":
+            self.quarantines = [q for q in self.quarantines if q["metadata"]["uid"] != what[3]]
 
     async def create(self, manifest: Manifest) -> None:
         name: str = manifest["metadata"]["name"]
@@ -188,6 +191,15 @@ async def test_jobs_that_ask_at_once_quarantine_no_more_nodes_than_the_limit_and
     assert (
         [e.message for e in found] == [q["metadata"]["name"] for q in server.quarantines[1:]] == ["a", "b", "c"][:made]
     )
+
+
+async def test_of_jobs_that_end_a_quarantine_at_once_one_deletes_it_and_says_so() -> None:
+    """Each of 200 jobs sees that another node has the name."""
+    server = Server(seconds=0.1)
+    server.quarantines = [{"kind": "NodeQuarantine", "metadata": {"name": "gpu-17", "uid": "q"}}]
+    executor, ended = executing(server), EndQuarantine("gpu-17", "q", Event("NodeReadmitted", "gpu-17"))
+    assert all(await asyncio.gather(*(execute(executor, ended, job=job) for job in (JOB, OTHER, JOB))))
+    assert [what[0] for what in server.asked] == ["delete", "publish"] and server.quarantines == []
 
 
 @pytest.mark.parametrize("stops", [True, False])

@@ -282,6 +282,24 @@ async def test_a_list_that_the_server_forbids_is_an_answer_until_it_is_allowed()
         assert await informer.permitted(1)
 
 
+async def test_a_server_that_forbids_a_list_for_a_moment_takes_nothing_that_was_known_and_a_right_that_is_gone_does() -> (
+    None
+):
+    """One that has just started forbids everything until it has read the roles: nodes that are unknown for so long would have
+    lost pods judged by other rules than those about their nodes.
+    """
+    server = Server([page(7)], [error(410)])
+    async with informing(server) as informer:
+        server.lists[:] = [Denied("Forbidden", 'clusterrole.rbac.authorization.k8s.io "coxswain-nodes" not found')]
+        await asyncio.sleep(30)
+        assert len(server.listed) > 2 and await informer.permitted(1)
+        await asyncio.sleep(61)
+        assert not await informer.permitted(1)
+        server.lists[:] = [page(9)]
+        await asyncio.sleep(60)
+        assert await informer.permitted(1)
+
+
 async def test_a_kind_that_the_server_has_never_known_is_an_answer_and_one_that_it_forgets_stays_known() -> None:
     server = Server([NotFound("404 page not found")], [error(410)])
     async with informing(server) as informer:

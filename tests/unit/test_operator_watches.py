@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from coxswain.api.kinds import KINDS
+from coxswain.api.kinds import BY_NAME, KINDS
 from coxswain.errors import Retryable
 from coxswain.names import API_VERSION, LABEL_JOB
 from coxswain_operator import kopf_watches
@@ -24,6 +24,7 @@ from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import Key
+from tests.unit.fake_cluster import data_mix
 
 pytestmark = pytest.mark.looptime(start=1000)
 
@@ -50,9 +51,14 @@ class Watched:
         await self.list(kind, namespace)
 
     async def list(self, kind: str, namespace: str) -> list[Manifest]:
+        """The first job reads mix `a` of source `s`, the second reads source `t` by a mix of its own; both have policies."""
+        if kind == "DataMix":
+            return [data_mix("a", "s"), data_mix("b", "t")]
         assert kind == "TrainingJob"
         self.asked.append(f"jobs in {namespace}")
-        return [manifest(kind, name) for name in ("first", "second")]
+        first = {"mixRef": {"name": "a"}, "parallelismRef": {"name": "p"}}
+        second = {"mix": data_mix("", "t")["spec"], "parallelismRef": {"name": "q"}}
+        return [{**manifest(kind, name), "spec": spec} for name, spec in (("first", first), ("second", second))]
 
     async def watch(self, kind: str, namespace: str) -> AsyncIterator[WatchEvent]:
         self.asked.append(f"pods in {namespace}")
@@ -324,19 +330,24 @@ async def test_an_error_that_restarting_kopf_cannot_mend_is_raised(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "keys"),
+    ("kind", "name", "keys"),
     [
-        ("TrainingJob", [("lab", "changed")]),
-        ("DataSource", [("lab", "first"), ("lab", "second")]),
-        ("DataMix", [("lab", "first"), ("lab", "second")]),
+        ("TrainingJob", "changed", [("lab", "changed")]),
+        ("DataSource", "s", [("lab", "first")]),
+        ("DataSource", "t", [("lab", "second")]),
+        ("DataMix", "a", [("lab", "first")]),
+        ("DataMix", "b", []),
+        ("ParallelismPolicy", "q", [("lab", "second")]),
+        ("ParallelismPolicy", "neither's", []),
     ],
 )
 @pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize(("type_", "noted"), [("DELETED", "DELETED"), ("MODIFIED", "MODIFIED"), (None, "MODIFIED")])
-async def test_a_change_is_noted_before_it_adds_its_jobs_and_an_own_write_adds_none(
+async def test_a_change_is_noted_before_it_adds_the_jobs_that_read_the_object_and_an_own_write_adds_none(
     handlers: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
+    name: str,
     keys: list[Key],
     ours: bool,
     type_: str | None,
@@ -346,8 +357,8 @@ async def test_a_change_is_noted_before_it_adds_its_jobs_and_an_own_write_adds_n
     added = await watched(monkeypatch, cluster)
     cluster.asked.clear()
     cluster.ours = ours
-    item = manifest(kind, "changed")
-    await handlers[f"{kind.lower()}s".replace("xs", "xes")](event={"type": type_, "object": item})
+    item = manifest(kind, name)
+    await handlers[BY_NAME[kind].plural](event={"type": type_, "object": item})
     assert [(change.kind, change.object) for change in cluster.noted] == [(noted, item)]
     assert added == ([] if ours else keys)
     assert cluster.asked == ([] if ours or kind == "TrainingJob" else ["jobs in lab"])

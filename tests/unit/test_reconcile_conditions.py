@@ -259,7 +259,9 @@ def test_a_node_that_prepares_nothing_for_half_a_minute_is_a_reason(
 ) -> None:
     context = Scene((pod,), spec={"checkpoint": {"uri": "pvc://runs/demo"}}).context()
     assert context.pods["trainer-1"].waiting == ("NotPrepared" if hint else "")
-    assert ("is there PersistentVolumeClaim runs?" in context.pods["trainer-1"].waiting_message) is hint
+    assert (
+        "is there PersistentVolumeClaim runs, Secret demo-token" in context.pods["trainer-1"].waiting_message
+    ) is hint
     assert {RequeueAt(t) for t in looks} <= set(Scene((pod,)).decide().of(RequeueAt))
     assert pending.requeue_times((pod,)) - {NOW} == looks
 

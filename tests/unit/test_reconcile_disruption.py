@@ -129,7 +129,10 @@ async def test_a_pod_whose_volumes_cannot_be_mounted_is_reported_with_what_it_mo
     world.tick(30)
     await passes(world)
     message = world.condition("PodsReady")["message"]
-    assert "trainer-0: NotPrepared: its node could not mount its volumes for 30 s: is there Secret s3-keys?" in message
+    assert (
+        "trainer-0: NotPrepared: its node could not mount its volumes for 30 s: is there Secret s3-keys, Secret "
+        in message
+    )
     assert world.job["status"]["restarts"]["counted"] == 0
 
 

@@ -239,6 +239,40 @@ async def test_a_secret_that_was_deleted_is_made_again_once_a_pod_could_not_moun
     assert "demo-loader-0-2" in world.created
 
 
+@pytest.mark.parametrize(
+    ("known", "way_out"),
+    [
+        (keys(OLD), "deleting the pod makes it again"),
+        (keys(NEW), "made by a key that this operator lacks: suspend and resume the job for another"),
+    ],
+    ids=["its key is known", "its key is lost"],
+)
+async def test_a_pod_that_its_node_cannot_prepare_names_the_tokens_secret_and_how_to_get_another(
+    known: TokenKeys, way_out: str
+) -> None:
+    world = await started(keys(OLD))
+    former = named(world, OLD)
+    del world.objects["Secret", former]
+    world.vanish(world.pod("trainer-0"))  # type: ignore[arg-type]
+    await passes(world, known, 1)
+    await Controller(world, world, world.clock, keys=known).pass_once(NAMESPACE, "demo")
+    world.unprepared(world.pod("trainer-0"))  # type: ignore[arg-type]
+    world.tick(30)
+    await Controller(world, world, world.clock, keys=known).pass_once(NAMESPACE, "demo")
+    assert f"is there Secret {former} ({way_out})?" in world.condition("PodsReady")["message"]
+
+
+async def test_a_secret_that_was_deleted_is_made_again_for_the_successor_of_a_pod_that_a_person_deletes() -> None:
+    world = await started(keys(OLD))
+    del world.objects["Secret", named(world, OLD)]
+    lost: Manifest = world.pod("trainer-0")
+    world.unprepared(lost)
+    world.tick(30)
+    await world.delete("Pod", NAMESPACE, lost["metadata"]["name"])
+    await passes(world, keys(OLD))
+    assert "demo-trainer-0-1" in world.created and secrets(world) == [named(world, OLD)]
+
+
 QUOTA = "is forbidden: exceeded quota: few, requested: secrets=1, used: secrets=9, limited: secrets=9"
 POLICY = 'is forbidden: ValidatingAdmissionPolicy "teams" with binding "teams" denied request: no team label'
 
@@ -287,16 +321,28 @@ async def test_a_job_whose_secret_the_server_fails_to_make_waits_although_it_has
     assert world.pods() == []
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["at its first start", "with a new key"])
-async def test_no_pod_waits_for_a_secret_that_a_quota_has_refused(again: bool) -> None:
-    world = await started(keys(OLD)) if again else with_job()
-    if again:
-        await resumed(world, keys(NEW, OLD), QUOTA)
+@pytest.mark.parametrize("known", [None, keys(NEW, OLD), keys(NEW)], ids=["first start", "new key", "lost key"])
+async def test_no_pod_waits_for_a_secret_that_a_quota_has_refused(known: TokenKeys | None) -> None:
+    """It would hold its node for startTimeoutSeconds, and say that the node could not prepare it."""
+    world = await started(keys(OLD)) if known else with_job()
+    if known:
+        await resumed(world, known, QUOTA)
     else:
         refuse(world, Denied("Forbidden", f"secrets {QUOTA}"))
         await passes(world, keys(OLD))
     assert world.pods() == []
-    assert "QuotaExceeded: Secret demo-token-" in world.condition("Progressing")["message"]
+    message: str = world.condition("Progressing")["message"]
+    assert "QuotaExceeded: Secret demo-token-" in message and message.endswith("free some of the quota, or raise it")
+
+
+async def test_a_job_with_a_new_key_starts_once_the_quota_has_room_and_needs_none_at_the_start_after() -> None:
+    world = await started(keys(OLD))
+    await resumed(world, keys(NEW), QUOTA)
+    world.before_call = lambda verb, what: None
+    await passes(world, keys(NEW))
+    assert len(world.pods()) == 4 and mounted(world) == {named(world, NEW)} <= set(secrets(world))
+    await resumed(world, keys(NEW), QUOTA)
+    assert len(world.pods()) == 4 and mounted(world) == {named(world, NEW)}
 
 
 def test_nothing_that_is_made_of_the_token_is_in_the_secrets_metadata_but_a_part_of_its_hash_in_the_name() -> None:

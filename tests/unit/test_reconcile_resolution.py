@@ -13,7 +13,7 @@ import pytest
 from coxswain_operator.reconcile.actions import Observed
 from coxswain_operator.reconcile.validate import LatestResolutions, resolve_config
 from coxswain_operator.views import Manifest
-from tests.unit.fake_cluster import data_mix, data_source, training_job
+from tests.unit.fake_cluster import data_mix, data_source, manifest, training_job
 
 
 def observed(uid: str = "one", **spec: Any) -> Observed:
@@ -61,13 +61,52 @@ def test_faults_are_remembered_as_well_and_gone_once_the_object_is_there():
     assert resolve_config(observed())[1] == ()
 
 
+def test_a_job_is_not_resolved_again_for_what_other_jobs_of_its_namespace_read():
+    """Where each of 200 jobs has sources and a mix of its own, all of them came to resolve all jobs."""
+    seen = observed()
+    first, _ = resolve_config(seen)
+    others = replace(
+        seen,
+        sources=(*seen.sources, data_source("theirs")),
+        mixes=(*seen.mixes, data_mix("their-mix", "theirs")),
+        policies=(manifest("ParallelismPolicy", "their-policy", {}),),
+    )
+    assert first is not None and resolve_config(others)[0] is first
+
+
+@pytest.mark.parametrize(
+    ("spec", "way_out"),
+    [
+        ({"mixRef": {"name": "mx"}}, "create the DataMix mx, or name one of this namespace: mix, their-mix"),
+        (
+            {"parallelism": None, "parallelismRef": {"name": "p"}},
+            "create the ParallelismPolicy p, or name one of this namespace: their-policy",
+        ),
+        (
+            {"mixRef": None, "mix": data_mix("mix", "cod")["spec"]},
+            "create the DataSource cod, or name one of this namespace: code, theirs",
+        ),
+    ],
+)
+def test_a_job_that_names_what_is_not_there_gets_the_names_of_all_that_is(spec: dict[str, Any], way_out: str):
+    seen = observed(**spec)
+    seen.job["spec"] = {key: value for key, value in seen.job["spec"].items() if value is not None}
+    found = replace(
+        seen,
+        sources=(*seen.sources, data_source("theirs")),
+        mixes=(*seen.mixes, data_mix("their-mix", "theirs")),
+        policies=(manifest("ParallelismPolicy", "their-policy", {}),),
+    )
+    assert way_out in "; ".join(fault.message for fault in resolve_config(found)[1])
+
+
 def test_edits_of_sources_leave_nothing_behind_of_what_jobs_were_resolved_from_before():
-    """Of 300 sources in a namespace each edit resolves each job again: an operator has 512 MiB for all of them."""
-    seen, neighbour = observed(), data_source("neighbour")
+    """Each edit resolves each job again that reads it: an operator has 512 MiB for all of them."""
+    seen, source = observed(), data_source()
 
     def edit(number: int) -> None:
-        neighbour["spec"]["textField"] = f"{number}" + "x" * 100_000
-        resolve_config(replace(seen, sources=(*seen.sources, neighbour)))
+        source["spec"]["textField"] = f"{number}" + "x" * 100_000
+        resolve_config(replace(seen, sources=(source,)))
 
     edit(0)
     tracemalloc.start()

@@ -78,7 +78,7 @@ FULL: dict[str, tuple[Manifest, ...]] = {
             "spec.tokenizer": {"file": {"uri": "s3://corpus/tokenizer.json"}},
         },
     ),
-    "NodeQuarantine": ({"spec.until": "2027-01-31T12:00:00Z"},),
+    "NodeQuarantine": ({"spec.until": "2027-01-31T12:00:00Z", "spec.nodeUid": "0ea9"},),
     "ParallelismPolicy": ({"spec.profile": {"uri": "s3://profiles/h100.json"}}, {"spec.layout": FULL_LAYOUT}),
 }
 TRANSITIONS = {rule.message for rule in RULES if rule.is_transition}

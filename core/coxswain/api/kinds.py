@@ -109,6 +109,7 @@ KINDS: Final[tuple[Kind, ...]] = (
             Column("UNTIL", "string", ".spec.until"), _AGE,
             Column("JOB", "string", r".metadata.labels.coxswain\.dev/job", wide=True),
             Column("EVIDENCE", "string", ".spec.evidence", wide=True),
+            Column("NODE-UID", "string", ".spec.nodeUid", wide=True),
         ),
         selectable=(".spec.node",), namespaced=False, switch="quarantine.enabled", example="examples/quarantine.yaml",
     ),

@@ -16,6 +16,9 @@ class NodeQuarantineSpec(Model):
 
     node: Annotated[str, Field(min_length=1, max_length=253, pattern=SUBDOMAIN), Effect.NEVER]
     """Name of the node. It need not exist."""
+    node_uid: Annotated[str | None, Field(max_length=128), Effect.AT_ONCE] = None
+    """metadata.uid of the node: another node that gets the name later is admitted. Empty: whatever node has the name is kept
+    out. Without the right to see nodes (rbac.nodes) the operator goes by the name alone."""
     reason: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9]*$"), Effect.AT_ONCE]
     """One CamelCase word, such as Slow."""
     evidence: Annotated[Text, Effect.AT_ONCE] = ""

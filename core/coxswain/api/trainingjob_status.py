@@ -232,6 +232,8 @@ class TrainingJobStatus(Model):
     has lost it."""
     token_secret: Annotated[str, Field(max_length=253)] | None = None
     """Name of the Secret with the token that the job's pods carry. Empty: NAME-token, which releases before 0.2 made."""
+    former_token_secret: Annotated[str, Field(max_length=253)] | None = None
+    """Name of the Secret that the pods before mounted, while none mounts tokenSecret yet: the operator's key has changed."""
     restarts: Restarts | None = None
     """How many restarts there were."""
     progress: Progress | None = None

@@ -21,9 +21,6 @@ class TokenKeys:
         """Without keys, a random one: for an operator whose jobs end with it."""
         self._keys = tuple(keys) or (secrets.token_bytes(KEY_BYTES),)
 
-    def replace(self, keys: Iterable[bytes]) -> None:
-        self._keys = tuple(keys)
-
     def tokens(self, job: Manifest) -> tuple[str, ...]:
         """The job's token by each key."""
         return tuple(_token(key, job["metadata"]["uid"]) for key in self._keys)
@@ -47,6 +44,14 @@ def former_name(job: Manifest) -> str:
 def mounted_name(job: Manifest) -> str:
     """Of the Secret that the job's pods mount, as its status says."""
     return str((job.get("status") or {}).get("tokenSecret") or former_name(job))
+
+
+def mount_hint(job: Manifest, tokens: Iterable[str]) -> str:
+    """That Secret, and what brings another one if it is missing. `tokens`: that this operator can make."""
+    name = mounted_name(job)
+    known = name in {secret_name(job, token) for token in tokens}
+    lost = "made by a key that this operator lacks: suspend and resume the job for another"
+    return f"Secret {name} ({'deleting the pod makes it again' if known else lost})"
 
 
 def secret(job: Manifest, token: str) -> Manifest:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +24,7 @@ from coxswain_operator.views import Manifest
 
 JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
 AT_ONCE = 64  # requests
+NEAR_SECONDS = 2.0  # clocks that are nearer to one another are together: dates of answers have whole seconds
 _LONGEST_PAUSE = 120.0  # seconds that a server may ask for: /healthz allows a silence of 180
 _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 _DECODER = msgspec.json.Decoder()
@@ -79,6 +82,11 @@ class Connection:
         self._may_write = may_write
         self._access, self._deadline, self._on_response = access, deadline, on_response or (lambda method, status: None)
         self._pace = AdaptiveLimiter(at_once)
+        self._ahead = 0.0  # seconds by which the server's clock is ahead of this machine's
+
+    def now(self) -> float:
+        """Seconds since 1970 by the server's clock, as its last answer said; by this machine's, as long as none has said it."""
+        return time.time() + self._ahead
 
     async def __aenter__(self) -> Connection:
         # trust_env stays off: the way to the API server is the kubeconfig's business, not the environment's.
@@ -139,6 +147,7 @@ class Connection:
                 self._request(method, path, body, content_type, params, _NO_LIMIT) as response,
             ):
                 self._on_response(method, response.status)
+                self._ahead = _ahead(response.headers.get("Date", ""), time.time())
                 return _read(method, path, response, await response.read())
         except (aiohttp.ClientError, OSError) as error:
             if type(error) is TimeoutError:  # the limit above
@@ -237,6 +246,15 @@ def _status(body: bytes) -> tuple[str, str]:
         return str(status.get("reason") or ""), str(status.get("message") or "")
     except (ValueError, AttributeError):
         return "", body[:500].decode(errors="replace").strip()
+
+
+def _ahead(date: str, now: float) -> float:
+    """By how much an answer's date is later than this machine's clock; 0 for one that is near, and for none."""
+    try:
+        found = parsedate_to_datetime(date).timestamp() - now
+    except (ValueError, OverflowError):
+        return 0.0
+    return found if abs(found) > NEAR_SECONDS else 0.0
 
 
 def _pause(response: aiohttp.ClientResponse) -> float:

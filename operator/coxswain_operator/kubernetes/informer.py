@@ -26,6 +26,9 @@ WATCH_SECONDS = 300  # the server then ends a watch; the next one continues it
 SILENCE_SECONDS = 70.0  # the server sends a bookmark every minute: a longer silence is a dead stream
 BETWEEN_WATCHES = 1.0  # seconds at least, should the server end each at once
 LONGEST_PAUSE = 30.0  # seconds, after failures
+FORBIDDEN_SECONDS = (
+    60.0  # until a right counts as taken away: a server that has just started has not read the roles yet
+)
 
 
 class _PageHead(msgspec.Struct, rename="camel"):
@@ -67,6 +70,7 @@ class Informer:
         self._selector: dict[str, Any] = {"labelSelector": resource.selector} if resource.selector else {}
         self._synced, self._answered = asyncio.Event(), asyncio.Event()
         self._last_error, self._refused, self._absent = "", False, False
+        self._forbidden = 0.0  # since when, while it is refused
         self._failures = 0  # in a row
         self.cache = Cache[Any]()
         self.heard = asyncio.get_running_loop().time()  # of the last answer or message of the server
@@ -100,9 +104,10 @@ class Informer:
             raise Retryable(f"{self._path} could not be listed within {deadline} s: {self._last_error}") from error
 
     async def permitted(self, deadline: float = 10.0) -> bool:
-        """Waits for the server's answer; False if it forbids the LIST. Raises Retryable."""
+        """Waits for the server's answer; False if it has never allowed the LIST, or forbids it for long. Raises Retryable."""
         await self._wait(self._answered, deadline)
-        return not self._refused
+        lately = asyncio.get_running_loop().time() - self._forbidden < FORBIDDEN_SECONDS
+        return not self._refused or (self._synced.is_set() and lately)
 
     async def readable(self, deadline: float = 10.0) -> bool:
         """Waits for the server's answer; False while the server has never known the kind. Raises Denied while it has never
@@ -117,6 +122,8 @@ class Informer:
         if answered:  # a restart of the operator is no help
             self.heard = asyncio.get_running_loop().time()
         if isinstance(error, Refused | NotFound):
+            if not self._refused:
+                self._forbidden = asyncio.get_running_loop().time()
             self._refused, self._absent = isinstance(error, Refused), isinstance(error, NotFound)
             self._answered.set()
         text = str(error) if isinstance(error, CoxswainError) else f"{type(error).__name__}: {error}"

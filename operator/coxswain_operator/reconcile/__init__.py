@@ -14,6 +14,7 @@ from coxswain_operator.reconcile import (
     failure_policy,
     gang,
     incarnations,
+    job_token,
     progress,
     queueing,
     retry,
@@ -46,9 +47,8 @@ def reconcile(observed: Observed, now: float, settings: Settings | None = None) 
         return completion.reconcile_finished(ctx)
     if ctx.is_deleting:
         return completion.reconcile_deleting(ctx)
-    ctx = dataclasses.replace(
-        ctx, status=progress.apply_report(incarnations.mark_seen(ctx.status, ctx.pods), ctx.report)
-    )
+    status = job_token.noted(incarnations.mark_seen(ctx.status, ctx.pods), ctx.pods)
+    ctx = dataclasses.replace(ctx, status=progress.apply_report(status, ctx.report))
     return conclude(ctx, decide(ctx))
 
 

@@ -45,7 +45,7 @@ class Observed:
     leftovers: tuple[PodView, ...] = ()  # pods of earlier jobs of this name, when they hold names of ours
     pod_security: str = ""  # the level that the namespace enforces; empty: it names none
     quarantines: tuple[QuarantineView, ...] = ()
-    nodes: Mapping[str, NodeView] | None = None  # where the job asks for another one; None: not asked, or not known
+    nodes: Mapping[str, NodeView] | None = None  # where a decision needs them; None: it does not, or they are not known
     sizing: Sizing | None = None  # what the coordinator was asked for; None: it has that number, or cannot be asked
     admissions: tuple[AdmissionView, ...] | None = None  # of the job's groups; None: not asked, or there is no Kueue
     tokens: tuple[str, ...] = ("",)  # that the operator's keys make for the job, the newest first
@@ -129,10 +129,11 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class EndQuarantine:
-    """Deletes a NodeQuarantine that the operator has made."""
+    """Deletes a NodeQuarantine that the operator has made; then publishes the event."""
 
     name: str
     uid: str
+    event: Event | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import msgspec
 from coxswain.config import JobConfig
 from coxswain.structs import UNDECODABLE
 from coxswain.wire import Fault, JobReport
+from coxswain_operator.children.job_token import mount_hint
 from coxswain_operator.reconcile import incarnations, pending
 from coxswain_operator.reconcile.actions import Observed
 from coxswain_operator.reconcile.pending_edits import pending_edits
@@ -86,7 +87,8 @@ class Context:
         """The pod of each member's current incarnation, where there is one."""
         named = ((p.member, p) for p in self.observed.pods)
         current = ((member, p) for member, p in named if self.numbers.of(member).number == p.incarnation)
-        return {member: pending.with_mount_hint(self._dated(p), self.config, self.now) for member, p in current}
+        token = mount_hint(self.observed.job, self.observed.tokens)
+        return {member: pending.with_mount_hint(self._dated(p), self.config, token, self.now) for member, p in current}
 
     def _dated(self, pod: PodView) -> PodView:
         """Found its node by our clock. The API server's is behind by what the pod seems to be older than its number."""

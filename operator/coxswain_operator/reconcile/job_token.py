@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from coxswain_operator.children.job_token import mounted_name, secret, secret_name
@@ -13,7 +16,14 @@ from coxswain_operator.reconcile.status import JobStatus
 
 def settle(ctx: Context, status: JobStatus) -> JobStatus:
     """With the newest key's Secret, for a start."""
-    return replace(status, token_secret=secret_name(ctx.observed.job, ctx.observed.tokens[0]))
+    name = secret_name(ctx.observed.job, ctx.observed.tokens[0])
+    former = status.former_token_secret if status.token_secret == name else status.token_secret
+    return replace(status, token_secret=name, former_token_secret=former)
+
+
+def noted(status: JobStatus, pods: Collection[str]) -> JobStatus:
+    """A pod is created only once the Secret that it mounts is there. `pods`: members that have one of this start."""
+    return replace(status, former_token_secret=UNSET) if pods else status
 
 
 def is_open(ctx: Context) -> bool:
@@ -34,14 +44,11 @@ def creates(ctx: Context, status: JobStatus, with_pods: bool, unprepared: bool) 
 
 def _is_there(ctx: Context) -> bool:
     """A quota or a policy has refused the Secret, which they do before the server looks whether it exists; and pods before have
-    mounted it.
-
-    With several keys they may have mounted another one. So they have where the only key is new, as after its loss: then a pod
-    that its node could not prepare asks for the Secret again.
+    mounted it. Under a new key, as after the loss of the former one, they have mounted another.
     """
     fault = ctx.observed.rejection
     refused = fault is not None and fault.object == f"Secret {ctx.status.token_secret}"
-    return refused and bool(ctx.status.incarnations) and len(ctx.observed.tokens) == 1
+    return refused and bool(ctx.status.incarnations) and not ctx.status.former_token_secret
 
 
 def describe(ctx: Context) -> str:

@@ -43,9 +43,17 @@ class Answer:
 
 def answer(ctx: Context, plan: PodPlan) -> Answer:
     """To what the coordinator asks, and to trainers that found no other node. The operator's ended quarantines go first."""
-    ended = tuple(EndQuarantine(q.name, q.uid) for q in quarantines.over(ctx))
+    ended = tuple(EndQuarantine(q.name, q.uid, _readmission(ctx, q)) for q in quarantines.over(ctx))
     answered = _answer(ctx, plan)
     return replace_fields(answered, actions=(*ended, *answered.actions))
+
+
+def _readmission(ctx: Context, q: QuarantineView) -> Event | None:
+    """None: its time is over, as it said from the beginning."""
+    text = (
+        f"{q.node}: another node has that name now (uid {quarantines.newcomer(ctx, q)}; in quarantine was {q.node_uid})"
+    )
+    return Event("NodeReadmitted", f"{text}; NodeQuarantine {q.name} is deleted") if ctx.now < q.until else None
 
 
 def _answer(ctx: Context, plan: PodPlan) -> Answer:
@@ -56,7 +64,8 @@ def _answer(ctx: Context, plan: PodPlan) -> Answer:
         return Answer()
     if why := _refusal(ctx, request, plan) or ctx.observed.quarantine_refusal:
         return replaced_by(ctx, request.node, f"{request.node} stays, though {request.evidence}: {why}", PAUSE_SECONDS)
-    manifest = quarantine(ctx.observed.job, request, stamp(ctx.now + QUARANTINE_SECONDS))
+    nodes, until = ctx.observed.nodes or {}, stamp(ctx.now + QUARANTINE_SECONDS)
+    manifest = quarantine(ctx.observed.job, request, until, nodes[request.node].uid if request.node in nodes else "")
     event = Event("NodeQuarantined", f"{request.node}: {request.evidence}; {request.trainer} moves", warning=True)
     return Answer((Quarantine(manifest, event, ctx.settings.quarantine_limit),))
 

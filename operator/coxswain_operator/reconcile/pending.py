@@ -54,11 +54,11 @@ def _names(members: list[str]) -> str:
     return members[0] if len(members) == 1 else f"{members[0]} and {len(members) - 1} more"
 
 
-def with_mount_hint(pod: PodView, config: JobConfig | None, now: float) -> PodView:
-    """Names what the pod mounts: only its own events, which are not read, say that a mount fails."""
+def with_mount_hint(pod: PodView, config: JobConfig | None, token: str, now: float) -> PodView:
+    """Names what the pod mounts, with its `token`: only its own events, which are not read, say that a mount fails."""
     if not _unprepared(pod) or now < _hint_at(pod):
         return pod
-    return replace(pod, waiting=UNPREPARED, waiting_message=_mounts(config))
+    return replace(pod, waiting=UNPREPARED, waiting_message=_mounts(config, token))
 
 
 def requeue_times(pods: Iterable[PodView]) -> set[float]:
@@ -75,8 +75,9 @@ def _hint_at(pod: PodView) -> float:
     return pod.scheduled + PREPARED_SECONDS
 
 
-def _mounts(config: JobConfig | None) -> str:
+def _mounts(config: JobConfig | None, token: str) -> str:
     mounted = [f"Secret {name}" for name in endpoint_secrets(config)] if config else []
     mounted += [f"PersistentVolumeClaim {name}" for name in claims(config)] if config else []
-    asked = f": is there {', '.join(mounted)}?" if mounted else ""
-    return f"its node could not mount its volumes for {PREPARED_SECONDS} s{asked} `kubectl describe pod` shows the node's message"
+    asked = f"is there {', '.join((*mounted, token))}?"
+    shown = "`kubectl describe pod` shows the node's message"
+    return f"its node could not mount its volumes for {PREPARED_SECONDS} s: {asked} {shown}"

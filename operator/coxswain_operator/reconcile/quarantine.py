@@ -8,13 +8,21 @@ from coxswain_operator.views import Event, QuarantineView
 
 
 def in_force(ctx: Context) -> tuple[QuarantineView, ...]:
-    """One whose time is over counts no more."""
-    return tuple(q for q in ctx.observed.quarantines if ctx.now < q.until)
+    """One whose time is over counts no more, and one of a node whose name another node has now."""
+    return tuple(q for q in ctx.observed.quarantines if ctx.now < q.until and not newcomer(ctx, q))
 
 
 def over(ctx: Context) -> tuple[QuarantineView, ...]:
-    """Those of the operator whose time is over: their names are free again once they are deleted."""
-    return tuple(q for q in ctx.observed.quarantines if q.job and q.until <= ctx.now)
+    """Those of the operator that are not in force: their names are free again once they are deleted."""
+    return tuple(q for q in ctx.observed.quarantines if q.job and q not in in_force(ctx))
+
+
+def newcomer(ctx: Context, q: QuarantineView) -> str:
+    """The uid of another node that has the name of the one in quarantine, as of a pool that uses names again; empty: none is
+    known to. A node that is gone may have been added a moment ago.
+    """
+    found = (ctx.observed.nodes or {}).get(q.node)
+    return found.uid if found is not None and q.node_uid and found.uid != q.node_uid else ""
 
 
 def avoided(ctx: Context) -> tuple[str, ...]:

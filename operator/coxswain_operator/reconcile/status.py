@@ -179,6 +179,7 @@ class JobStatus(_Stored, frozen=True, kw_only=True):
     stragglers: tuple[Straggler, ...] | msgspec.UnsetType = msgspec.UNSET  # the slowest first; unset: none
     kept_node: KeptNode | msgspec.UnsetType = msgspec.UNSET
     token_secret: str | msgspec.UnsetType = msgspec.UNSET  # that the pods of this start mount; unset: the former name
+    former_token_secret: str | msgspec.UnsetType = msgspec.UNSET  # until a pod mounts token_secret, which is another
 
     def condition(self, type_: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == type_), None)
@@ -264,4 +265,6 @@ def _said(status: JobStatus) -> tuple[str, ...]:
 def _without_counts(status: JobStatus) -> JobStatus:
     """Without what changes with every pod while a gang starts."""
     trainers = msgspec.structs.replace(status.trainers, ready=0)
-    return msgspec.structs.replace(status, seen="", trainers=trainers, ready="", replicas=0)
+    return msgspec.structs.replace(
+        status, seen="", trainers=trainers, ready="", replicas=0, former_token_secret=msgspec.UNSET
+    )

@@ -13,6 +13,7 @@ from coxswain.api.resolve import resolve
 from coxswain.config import JobConfig
 from coxswain.wire import Fault
 from coxswain_operator.reconcile.actions import Observed
+from coxswain_operator.reconcile.references import mix_name, named, policy_name, source_names
 from coxswain_operator.views import Manifest
 
 _NEWER_KINDS = (
@@ -27,7 +28,7 @@ Resolution: TypeAlias = tuple[JobConfig | None, tuple[Fault, ...]]
 class LatestResolutions:
     """Of each job by its uid, with a digest of what it was resolved from: most passes find what the pass before has found.
 
-    Only the latest: an edit of any source resolves all jobs of its namespace again, and what they were before is of no use.
+    Only the latest: an edit of a source resolves all jobs that read it again, and what they were before is of no use.
     """
 
     def __init__(self, most: int = 1024) -> None:
@@ -48,10 +49,13 @@ _LATEST = LatestResolutions()
 
 
 def resolve_config(observed: Observed) -> Resolution:
-    """The resolved job, or all faults."""
-    others = [_heads(found) for found in (observed.sources, observed.mixes, observed.policies)]
-    uid = str(observed.job["metadata"]["uid"])
-    return _LATEST.get(uid, marshal.dumps((*_heads((observed.job,)), *others, uid), _VERSION))
+    """The resolved job, or all faults. What other jobs of the namespace read resolves this one no second time."""
+    job, uid = observed.job, str(observed.job["metadata"]["uid"])
+    sources = named(observed.sources, source_names(job, observed.mixes))
+    mixes = named(observed.mixes, {mix_name(job)} - {""})
+    policies = named(observed.policies, {policy_name(job)} - {""})
+    others = [_heads(found) for found in (sources, mixes, policies)]
+    return _LATEST.get(uid, marshal.dumps((*_heads((job,)), *others, uid), _VERSION))
 
 
 def _heads(manifests: Iterable[Manifest]) -> list[Manifest]:

@@ -24,7 +24,12 @@ def facts(state: JobState) -> Any:
         return job
     book, pending = session.book, session.pending
     world = (session.lost, session.stop_at, session.move, session.ending, session.begun, session.rendezvous)
-    return job, world, dict(session.exited), msgspec.msgpack.encode((book.open, book.reports, book.delivered, pending.saved))
+    return (
+        job,
+        world,
+        dict(session.exited),
+        msgspec.msgpack.encode((book.open, book.reports, book.delivered, pending.saved)),
+    )
 
 
 def generation_of(call: Call) -> int | None:

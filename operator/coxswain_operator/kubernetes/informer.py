@@ -26,9 +26,7 @@ WATCH_SECONDS = 300  # the server then ends a watch; the next one continues it
 SILENCE_SECONDS = 70.0  # the server sends a bookmark every minute: a longer silence is a dead stream
 BETWEEN_WATCHES = 1.0  # seconds at least, should the server end each at once
 LONGEST_PAUSE = 30.0  # seconds, after failures
-FORBIDDEN_SECONDS = (
-    60.0  # until a right counts as taken away: a server that has just started has not read the roles yet
-)
+FORBIDDEN_SECONDS = 60.0  # until a right counts as taken away: a server that has just started has not read the roles
 
 
 class _PageHead(msgspec.Struct, rename="camel"):

@@ -65,7 +65,7 @@ class Tables:
     devices: Ints  # of a replica
     most: Ints  # replicas of a kind that the devices make
     work: Floats  # seconds of the bins before a border on one replica
-    alone: Floats  # seconds of a bin's longest sequence on at most so many replicas (axis 2, from 1)
+    alone: Floats  # seconds of a bin's longest sequence on at most so many replicas (axis 2, from 1 to the kind's most)
     drain: Floats
     after: Floats
 
@@ -92,7 +92,6 @@ def tables(
     alone = np.full((len(kinds), lengths.longest.size, wide), NEVER)
     for k, (kind, cost) in enumerate(zip(kinds, costs, strict=True)):
         alone[k, :, : most[k]] = _alone(cost, lengths.longest, most[k], capacities[k], max_degree, node // kind.devices)
-        alone[k, :, most[k] :] = alone[k, :, most[k] - 1 : most[k]]
     return Tables(
         np.array([kind.devices for kind in kinds]),
         np.array(most),

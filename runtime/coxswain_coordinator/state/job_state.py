@@ -186,7 +186,7 @@ class JobState(JobSteps):
         self.fail_world(f"{why}; the logs of the trainers have the stacks of their ranks")
 
     def fail_world(self, why: str, hearsay: Hearsay = Hearsay.EXIT) -> None:
-        """Marks the current world lost by a failure. `MAX_FAILURES` worlds in a row without a new step end the job.
+        """Marks the current world lost by a failure. `MAX_FAILURES` worlds in a row without a new step end this coordinator.
 
         A cause may be reported after what follows from it: it is the reason then.
         """

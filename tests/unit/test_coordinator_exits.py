@@ -47,6 +47,34 @@ async def test_a_run_whose_workers_end_so_in_every_world_fails(tmp_path):
         assert finished.message.endswith("last: rank 0 on trainer-0 ended: exit code 0")
 
 
+def loses_its_peer(lead: Lead) -> None:
+    lead.state.register(replace(agents(2)[0], left=lead.state.generation, broken="Connection closed by peer"))
+
+
+HOW = {
+    "a peer of its workers says so": loses_its_peer,
+    "its agent has reported a worker's end": lambda lead: lead.leave(-9, 1),
+    "it is silent": lambda lead: lead.state.mark_world_hung("rank 1 on trainer-1 has been silent for 31 s"),
+}
+
+
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_worlds_that_lose_a_pod_are_no_crash_loop_of_workers_however_they_are_lost(tmp_path, how, replaced):
+    """Their pods are counted by the operator, or not, as where a node's pods are preempted before each first step."""
+    async with training(small(tmp_path)) as lead:
+        for generation in range(1, 8):
+            how(lead)
+            two = replace(agents(2)[1], pod=f"pod-1-{generation}" if replaced else "pod-1", instance=str(generation))
+            register(lead, replace(agents(2)[0], left=generation), two)
+            await lead.until(lambda number=generation: lead.work.done() or lead.state.generation > number)
+            if lead.work.done():
+                break
+        assert (generation, lead.work.done()) == ((7, False) if replaced else (5, True))
+        if not replaced:
+            assert (await lead.work).reason == "WorkerCrashLoop"
+
+
 @pytest.mark.parametrize(("code", "ends"), [(Exit.DONE, ""), (Exit.STOPPED, "Suspended")])
 async def test_only_a_stop_may_have_been_announced_to_an_adopted_world_whose_last_checkpoint_is_not_made(
     tmp_path, code, ends

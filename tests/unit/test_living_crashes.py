@@ -6,6 +6,7 @@ Each crash is a run of its own: the real coordinator over a real folder, real ag
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -211,3 +212,34 @@ def test_messages_that_arrive_once_more_in_the_next_world_change_no_step(tmp_pat
     end = play(tmp_path / "all", [CHANGES[change]], {}, copies, again=range(10_000))
     assert (end.phase, end.steps) == (calm.phase, calm.steps)
     assert sorted(set(end.history)) == calm.history
+
+
+AGAIN: dict[str, tuple[float, Sequence[str]]] = {
+    "a worker": (1.1, ("worker-1",)),
+    "a trainer": (0.4, ("trainer-1",)),
+    "two trainers in turn": (0.4, ("trainer-0", "trainer-1")),
+    "a trainer and the coordinator in turn": (1.1, ("trainer-1", "coordinator")),
+}
+
+
+def struck(seconds: float, victims: Sequence[str]) -> list[Order]:
+    """A dozen kills, so far apart."""
+    kills = [functools.partial(ChangeSimulation.kill, victim=victims[n % len(victims)]) for n in range(12)]
+    return [(1.0 + seconds * n, kill) for n, kill in enumerate(kills)]
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_what_is_lost_again_and_again_costs_no_step_of_the_run(tmp_path, calm, name):
+    end = play(tmp_path / "again", struck(*AGAIN[name]), {})
+    assert (end.phase, end.steps) == (calm.phase, calm.steps)
+    assert sorted(set(end.history)) == calm.history
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "none"])
+def test_a_worker_that_crashes_in_each_world_before_a_new_step_ends_the_coordinator_in_the_fifth(
+    tmp_path, calm, copies
+):
+    end = play(tmp_path / "loop", struck(0.4, ("worker-1",)), {}, copies)
+    finished = end.simulation.life.run.finished
+    assert end.phase == "Failed" and end.steps.items() < calm.steps.items()
+    assert (finished.exit_code, finished.reason) == (1, "WorkerCrashLoop"), "a restart that the operator counts"

@@ -21,6 +21,7 @@ from coxswain_operator.reconcile.failure_policy import (
 from coxswain_operator.reconcile.member_failures import MemberFailure
 from coxswain_operator.reconcile.result import Termination
 from coxswain_operator.reconcile.spec import Rule
+from coxswain_operator.reconcile.status import JobStatus
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.views import Event, PodView
 from tests.unit.fake_cluster import report, report_text
@@ -354,11 +355,26 @@ def test_a_pod_that_is_deleted_or_gone_matches_a_rule_of_disruptions_without_the
     assert [verdict.rule for verdict in verdicts(scene.context())] == ["gone"]
 
 
-@pytest.mark.parametrize(("action", "delay"), [("RestartJob", 1), ("RestartJobIgnoringLimit", 0)])
-def test_a_job_that_restarts_again_waits_only_where_the_restart_counts(action: str, delay: int) -> None:
-    rules = {"failurePolicy": {"rules": [{"name": "mine", "action": action, **IN_2}]}}
-    again = {"incarnations": [{"name": "all", "number": 1, "since": stamp(NOW - 50)}]}
-    gang = tuple(replace(pod, incarnation=1) for pod in (*GANG[:3], ended(2)))
-    context = Scene(gang, seen="coordinator,loader:0,trainer:0-1", spec=rules, status=again).context()
-    (entry,) = record_restarts(context, verdicts(context)).incarnations
-    assert (entry.name, entry.number, entry.delay_seconds) == ("all", 2, delay)
+@pytest.mark.parametrize(("action", "named"), [("RestartJob", None), ("RestartJobIgnoringLimit", 0)])
+def test_a_job_that_restarts_again_and_again_waits_longer_each_time_whether_or_not_that_counts(
+    action: str, named: int | None
+) -> None:
+    """Under a rule that ignores the limit nothing else bounds how many pods a crash at the start costs."""
+    rules, status, delays = {"failurePolicy": {"rules": [{"name": "mine", "action": action, **IN_2}]}}, JobStatus(), []
+    for number in range(9):
+        gang = tuple(replace(pod, incarnation=number) for pod in (*GANG[:3], ended(2)))
+        stored = {"incarnations": msgspec.to_builtins(status)["incarnations"]} if number else {}
+        context = Scene(gang, seen="coordinator,loader:0,trainer:0-1", spec=rules, status=stored).context()
+        status = record_restarts(context, verdicts(context))
+        (entry,) = status.incarnations
+        delays.append(entry.delay_seconds)
+        assert (entry.name, entry.number, msgspec.to_builtins(entry).get("failures")) == ("all", number + 1, named)
+    assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_restart_that_was_asked_for_waits_for_nothing_and_is_no_failure_of_its_pods() -> None:
+    again = {"incarnations": [{"name": "all", "number": 1, "since": stamp(NOW - 50), "delaySeconds": 8}]}
+    gang = (replace(COORDINATOR, incarnation=1),)
+    context = Scene(gang, seen="coordinator", status=again).context()
+    (entry,) = record_restarts(context, (PLANNED,)).incarnations
+    assert (entry.number, entry.delay_seconds, entry.failures) == (2, 0, 0)

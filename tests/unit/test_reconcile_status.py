@@ -185,6 +185,18 @@ def test_a_row_of_failures_ends_with_a_pod_that_works_for_long() -> None:
         assert incarnations.keeps_failing(incarnations.numbers(status).of("a"), now) == expected
 
 
+def test_pods_that_a_suspension_a_scale_or_a_retry_replaces_have_not_failed() -> None:
+    """Three replacements of a failed pod come before the whole job's, however soon after such a start."""
+    status = incarnations.next_incarnation(JobStatus(), {"a"}, NOW)
+    for pods in range(2):
+        started = incarnations.renew_all(status, NOW + pods)
+        assert not incarnations.keeps_failing(incarnations.numbers(started).of("a"), NOW + pods)
+        status = started
+        for expected in (False, False, True):
+            status = incarnations.next_incarnation(status, {"a"}, NOW + pods)
+            assert incarnations.keeps_failing(incarnations.numbers(status).of("a"), NOW + pods) == expected
+
+
 @pytest.mark.parametrize(
     ("fails", "worked", "number", "delay"),
     [("trainer-0", 599, 3, 2), ("trainer-0", 600, 3, 0), ("trainer-1", 599, 4, 4), ("trainer-1", 600, 4, 0)],

@@ -46,7 +46,8 @@ class Incarnation(Model):
     delay_seconds: Whole | None = None
     """Seconds from then until the pod is created. It doubles with each pod that ends within ten minutes, up to 60."""
     failures: Whole | None = None
-    """How many of these pods failed; the others were disrupted, or a rule does not count them. Empty: all."""
+    """How many of these pods failed; the others were disrupted or asked to leave, or a rule
+    does not count them. Empty: all."""
 
 
 class Restarts(Model):

@@ -150,8 +150,9 @@ def record_restarts(ctx: Context, found: tuple[Verdict, ...]) -> JobStatus:
 
 
 def _next_attempt(ctx: Context, status: JobStatus, verdict: Verdict) -> JobStatus:
-    """Replaces all members; the gang may have another size."""
-    status = incarnations.renew_all(status, ctx.now, delayed=verdict.counted)
+    """Replaces all members; the gang may have another size. Nothing but the back-off bounds restarts that do not count."""
+    delayed, failed = not verdict.failure.planned, status.restarts.counted > ctx.status.restarts.counted
+    status = incarnations.renew_all(status, ctx.now, delayed, failed)
     cause = _termination(verdict.failure.reason, verdict.failure.message, verdict)
     return attempts.unsettled(attempts.next_attempt(status, cause, ctx.now))
 

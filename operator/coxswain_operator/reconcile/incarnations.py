@@ -54,12 +54,15 @@ def next_incarnation(
     return replace(status, incarnations=_entries(found.default, kept | changed), seen=unseen)
 
 
-def renew_all(status: JobStatus, now: float, delayed: bool = False) -> JobStatus:
-    """An unused number for all members, if any had a pod or a number of its own. `delayed`: with the back-off of failures."""
+def renew_all(status: JobStatus, now: float, delayed: bool = False, failed: bool = False) -> JobStatus:
+    """An unused number for all members, if any had a pod or a number of its own. `delayed`: with the back-off of failures.
+
+    `failed`: a failure that counts is the cause.
+    """
     found = numbers(status)
     if not (status.seen or found.exceptions):
         return status
-    following = _next(found.default, now, delayed)
+    following = _next(found.default, now, delayed, failed)
     highest = max((e.number for e in found.exceptions.values()), default=0)
     number = max(following.number, highest + 1)
     return replace(status, incarnations=(replace(following, number=number),), seen="")
@@ -98,16 +101,16 @@ def _entries(default: Incarnation, exceptions: dict[str, Incarnation]) -> tuple[
     return (*common, *(exceptions[name] for name in sorted(exceptions)))
 
 
-def _next(entry: Incarnation, now: float, delayed: bool, failed: bool = True) -> Incarnation:
+def _next(entry: Incarnation, now: float, delayed: bool, failed: bool) -> Incarnation:
     """The first replacement is immediate, the second comes after 1 s, the third after 2, then 4, 8 ... seconds.
 
-    Not `delayed`: each is immediate. Failures are named where they are fewer than the replacements.
+    Not `delayed`: it was asked for, so it is immediate, and no failure is remembered. Failures are named where they are
+    fewer than the replacements.
     """
-    again = unsettled(entry, now)
-    grown = min(LONGEST_DELAY_SECONDS, max(1, 2 * entry.delay_seconds))
-    delay = grown if delayed and again else 0
+    again = delayed and unsettled(entry, now)
+    delay = min(LONGEST_DELAY_SECONDS, max(1, 2 * entry.delay_seconds)) if again else 0
     following = Incarnation(name=entry.name, number=entry.number + 1, since=stamp(now), delay_seconds=delay)
-    failures = failed + (_failures(entry) if again else 0)
+    failures = (delayed and failed) + (_failures(entry) if again else 0)
     return following if failures >= _in_row(following) else replace(following, failures=failures)
 
 

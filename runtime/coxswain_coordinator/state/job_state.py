@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from coxswain.errors import Stale
 from coxswain.exits import Exit
@@ -10,7 +11,7 @@ from coxswain.names import EventReason
 from coxswain.wire import Fault, Finished, Register, Registered, StopRequest, WorkerExit
 from coxswain_coordinator.state.job_steps import JobSteps
 from coxswain_coordinator.state.notifier import Topic
-from coxswain_coordinator.state.registry import Arrival
+from coxswain_coordinator.state.registry import Arrival, index_of
 from coxswain_coordinator.state.session import Hearsay, Session
 from coxswain_coordinator.state.trainers import count_exit, forget
 from coxswain_coordinator.steps import seconds_beside_tasks
@@ -186,7 +187,8 @@ class JobState(JobSteps):
         self.fail_world(f"{why}; the logs of the trainers have the stacks of their ranks")
 
     def fail_world(self, why: str, hearsay: Hearsay = Hearsay.EXIT) -> None:
-        """Marks the current world lost by a failure. `MAX_FAILURES` worlds in a row without a new step end the job.
+        """Marks the current world lost by a failure. `MAX_FAILURES` worlds in a row without a new step end this coordinator;
+        `spare_lost_pods` excepts some.
 
         A cause may be reported after what follows from it: it is the reason then.
         """
@@ -199,9 +201,18 @@ class JobState(JobSteps):
         else:
             self.mark_world_lost(why)
             session.hearsay = hearsay
-            self.failures += 1
+            self.failures, session.failed = self.failures + 1, True
         if not session.hearsay:
             self.judge_failures()
+
+    def spare_lost_pods(self, present: Iterable[Register]) -> None:
+        """Takes a failed world out of the count where a working pod of it is gone: the operator judges that pod by its rules."""
+        session, pods = self.session, {index_of(member.name): member.pod for member in present}
+        if session is None or not session.failed:
+            return
+        known = session.record.trainers
+        if any(pods.get(seat.device.trainer) != known[seat.device.trainer] for seat in session.world.seats):
+            self.failures, session.failed = max(0, self.failures - 1), False
 
     def judge_failures(self) -> bool:
         """Whether so many worlds have failed that the job ends: by a reported end, or once the next world could be formed."""

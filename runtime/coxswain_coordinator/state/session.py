@@ -79,6 +79,7 @@ class Session:
         self._progress: dict[int, int] = {}  # of the start, by rank
         self._placed: set[int] = set()  # ranks that have said which step they have begun
         self.hung = False  # lost without an exit
+        self.failed = False  # lost by a failure that is counted
         self._every, self._steps = job.checkpoint.every_steps, job.total_steps
         self._data_end: int | None = None
         self._plans: dict[int, StepPlan] = {}

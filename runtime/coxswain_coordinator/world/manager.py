@@ -98,6 +98,8 @@ class WorldManager:
         if run.session is None and newest and await self._take_over(newest, gathered):
             self._newest = None
             return True
+        if gathered:
+            run.spare_lost_pods(present)
         if gathered and run.judge_failures():
             return True
         agents = [agent for agent in present if index_of(agent.name) < run.changes.forming]

@@ -49,6 +49,7 @@ def following(coordinator: FakeCoordinator, cache: StepCache) -> Iterator[Future
         yield thread.submit(made.follow)
         coordinator.finish(0)
         cache.close()
+        coordinator.wait_until(lambda: not builders())  # one that connects while its client closes leaves a socket open
 
 
 def builders() -> set[str]:

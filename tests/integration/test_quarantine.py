@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -80,6 +80,15 @@ def trainer(kubelet: Kubelet, index: int, besides: str = "") -> Manifest | None:
     return next((p for p in found if p["metadata"]["uid"] != besides), None)
 
 
+async def passes_until(controller: Controller, namespace: str, found: Callable[[], Any]) -> Any:
+    """What the condition gives once it holds."""
+    async with asyncio.timeout(30):
+        while not (value := found()):
+            await controller.pass_once(namespace, "demo")
+            await asyncio.sleep(0.05)
+    return value
+
+
 def test_new_pods_avoid_the_node_in_every_alternative_of_their_affinity_until_it_is_admitted(
     api: ApiServer, node: str
 ) -> None:
@@ -103,10 +112,7 @@ def test_new_pods_avoid_the_node_in_every_alternative_of_their_affinity_until_it
             assert node in first["metadata"]["annotations"][ANNOTATION_AVOIDS].split(",")
             kubelet.say(first["metadata"]["name"], UNPLACED)
             assert api.http.delete(api.path(QUARANTINES, node)).is_success
-            async with asyncio.timeout(30):
-                while (second := trainer(kubelet, 1, first["metadata"]["uid"])) is None:
-                    await controller.pass_once(namespace, "demo")
-                    await asyncio.sleep(0.05)
+            second = await passes_until(controller, namespace, lambda: trainer(kubelet, 1, first["metadata"]["uid"]))
             assert node not in str(terms(second))
 
     asyncio.run(scenario())
@@ -206,14 +212,11 @@ def test_a_new_node_of_the_name_of_one_in_quarantine_takes_pods_and_the_operator
             kubelet.say(first["metadata"]["name"], UNPLACED)
             assert api.http.delete(f"/api/v1/nodes/{pool}").is_success
             newcomer = register(api, pool)
-            async with asyncio.timeout(30):
-                while (second := trainer(kubelet, 0, first["metadata"]["uid"])) is None:
-                    await controller.pass_once(namespace, "demo")
-                    await asyncio.sleep(0.05)
-                assert pool not in str(second["spec"].get("affinity"))
-                while api.http.get(api.path(QUARANTINES, pool)).status_code != 404:
-                    await controller.pass_once(namespace, "demo")
-                    await asyncio.sleep(0.05)
+            second = await passes_until(controller, namespace, lambda: trainer(kubelet, 0, first["metadata"]["uid"]))
+            assert pool not in str(second["spec"].get("affinity"))
+            await passes_until(
+                controller, namespace, lambda: api.http.get(api.path(QUARANTINES, pool)).status_code == 404
+            )
         (said,) = readmissions(api, namespace)  # written before the cluster is left
         assert f"{pool}: another node has that name now (uid {newcomer}; in quarantine was {former})" in said
 

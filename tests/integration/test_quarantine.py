@@ -205,10 +205,8 @@ def test_a_new_node_of_the_name_of_one_in_quarantine_takes_pods_and_the_operator
     async def scenario() -> None:
         async with connected(api) as cluster:
             controller = Controller(cluster, FakeCoordinator(), settings=Settings(quarantine=True))
-            for _ in range(3):
-                await controller.pass_once(namespace, "demo")
-            first = trainer(kubelet, 0)
-            assert first is not None and pool in str(terms(first))
+            first = await passes_until(controller, namespace, lambda: trainer(kubelet, 0))
+            assert pool in str(terms(first))
             kubelet.say(first["metadata"]["name"], UNPLACED)
             assert api.http.delete(f"/api/v1/nodes/{pool}").is_success
             newcomer = register(api, pool)

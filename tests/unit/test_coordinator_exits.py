@@ -75,6 +75,28 @@ async def test_worlds_that_lose_a_pod_are_no_crash_loop_of_workers_however_they_
             assert (await lead.work).reason == "WorkerCrashLoop"
 
 
+async def test_a_failed_world_that_lost_a_pod_leaves_the_count_once_and_one_that_has_not_failed_changes_nothing(
+    tmp_path,
+):
+    """Else workers that crash in every world would train on without end beside a pod that the cluster takes now and then."""
+    here, other = agents(2)[0], replace(agents(2)[1], pod="pod-1-again")
+    async with training(small(tmp_path)) as lead:
+        for failed in (1, 2):
+            lead.leave(-9, 1)
+            assert lead.state.failures == failed
+            if failed == 1:
+                register(lead, *(replace(agent, left=1) for agent in agents(2)))
+                await lead.until(lambda: lead.state.generation == 2)
+        for _ in range(2):
+            lead.state.spare_lost_pods([here, other])
+        assert lead.state.failures == 1
+        register(lead, replace(here, left=2), replace(other, left=2))
+        await lead.until(lambda: lead.state.generation == 3)
+        lead.state.mark_world_lost("the network broke")
+        lead.state.spare_lost_pods([here])
+        assert lead.state.failures == 1
+
+
 @pytest.mark.parametrize(("code", "ends"), [(Exit.DONE, ""), (Exit.STOPPED, "Suspended")])
 async def test_only_a_stop_may_have_been_announced_to_an_adopted_world_whose_last_checkpoint_is_not_made(
     tmp_path, code, ends

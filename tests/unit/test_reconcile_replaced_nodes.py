@@ -98,6 +98,16 @@ async def test_a_quarantine_holds_as_long_as_no_other_node_is_known_to_have_the_
     assert avoided(world, "trainer-0") == {"bad"} and quarantined(world) == ["bad"]
 
 
+async def test_a_quarantine_without_a_uid_holds_whatever_node_has_its_name_also_beside_one_with_a_uid() -> None:
+    """That one makes the operator look at the nodes."""
+    world = new_world()
+    node(world, "bad")
+    put(world, "bad", "", job="another")
+    put(world, "gone", "former", job="another")
+    await passes(world)
+    assert avoided(world, "trainer-0") == {"bad", "gone"} and sorted(quarantined(world)) == ["bad", "gone"]
+
+
 async def test_a_persons_quarantine_of_a_node_that_was_replaced_keeps_no_pod_off_and_stays() -> None:
     """The operator deletes no object of a person's."""
     world = new_world()

@@ -50,10 +50,11 @@ def answer(ctx: Context, plan: PodPlan) -> Answer:
 
 def _readmission(ctx: Context, q: QuarantineView) -> Event | None:
     """None: its time is over, as it said from the beginning."""
-    text = (
-        f"{q.node}: another node has that name now (uid {quarantines.newcomer(ctx, q)}; in quarantine was {q.node_uid})"
-    )
-    return Event("NodeReadmitted", f"{text}; NodeQuarantine {q.name} is deleted") if ctx.now < q.until else None
+    if q.until <= ctx.now:
+        return None
+    uids = f"uid {quarantines.newcomer(ctx, q)}; in quarantine was {q.node_uid}"
+    text = f"{q.node}: another node has that name now ({uids}); NodeQuarantine {q.name} is deleted"
+    return Event("NodeReadmitted", text)
 
 
 def _answer(ctx: Context, plan: PodPlan) -> Answer:

@@ -9,12 +9,16 @@ from coxswain_operator.views import Event, QuarantineView
 
 def in_force(ctx: Context) -> tuple[QuarantineView, ...]:
     """One whose time is over counts no more, and one of a node whose name another node has now."""
-    return tuple(q for q in ctx.observed.quarantines if ctx.now < q.until and not newcomer(ctx, q))
+    return tuple(q for q in ctx.observed.quarantines if _holds(ctx, q))
 
 
 def over(ctx: Context) -> tuple[QuarantineView, ...]:
     """Those of the operator that are not in force: their names are free again once they are deleted."""
-    return tuple(q for q in ctx.observed.quarantines if q.job and q not in in_force(ctx))
+    return tuple(q for q in ctx.observed.quarantines if q.job and not _holds(ctx, q))
+
+
+def _holds(ctx: Context, q: QuarantineView) -> bool:
+    return ctx.now < q.until and not newcomer(ctx, q)
 
 
 def newcomer(ctx: Context, q: QuarantineView) -> str:

@@ -85,6 +85,34 @@ CLASSES = """
             with torch.device("meta"):
                 super().__init__(*args, **others)
 
+    class Tied(GPT2):  # as its state_dict names the head
+        def __init__(self, *args, **others):
+            super().__init__(*args, **others)
+            self.head = nn.Linear(32, 64, bias=False)
+            self.head.weight = self.wte.weight
+
+        def weights(self):
+            return dict(self.named_parameters(remove_duplicate=False))
+
+        @staticmethod
+        def parameter_specs(*args, **others):
+            return [*GPT2.parameter_specs(*args, **others), ParameterSpec("head.weight", (64, 32), "last")]
+
+    class Together(GPT2):
+        def __init__(self, *args, **others):
+            super().__init__(*args, **others)
+            self.ln_f.bias.data = self.ln_f.weight.data
+
+    class Turned(GPT2):  # a projection whose memory has columns first
+        def __init__(self, *args, **others):
+            super().__init__(*args, **others)
+            self.h[0].c_fc.weight = nn.Parameter(torch.empty(32, 48).t())
+
+    class Sparse(GPT2):
+        def __init__(self, *args, **others):
+            super().__init__(*args, **others)
+            self.wpe = nn.Embedding(64, 32, sparse=True)
+
     class Raising(GPT2):
         stack = property(lambda self: 1 // 0)
 
@@ -153,6 +181,8 @@ def test_specs_that_are_generated_or_have_lists_as_shapes_train_all_weights(name
         ("Silent", "has parameters that its weights() does not name: wpe.weight; name them, or make them buffers"),
         ("Views", "cannot be trained: wte.weight is no Parameter; give the parameters themselves, not what"),
         ("Meta", "is on the meta device: wte.weight; wpe.weight; "),
+        ("Tied", "names weights twice: head.weight is wte.weight, too; leave one of the names out"),
+        ("Together", "names weights twice: ln_f.bias is ln_f.weight, too; leave one of the names out"),
         ("Raising", "cannot be used (ZeroDivisionError: "),
         ("Apart", "lacks to, train, which the protocol Decoder names"),
     ],
@@ -220,6 +250,24 @@ def test_losses_that_are_no_sum_with_a_gradient_are_refused(name: str, says: str
     with pytest.raises(Refused, match=says) as caught:
         run_threads(1, trained, model_of(f"unusual:{name}"), "None", PLANS_OF_ONE)
     assert caught.value.reason == "BadModel"
+
+
+def test_sparse_gradients_are_refused_by_the_name_of_their_weight() -> None:
+    """Ranks share rows of dense ones."""
+    with pytest.raises(Refused, match=r"wpe\.weight has a sparse gradient; give dense ones") as caught:
+        run_threads(1, trained, model_of("unusual:Sparse"), "None", PLANS_OF_ONE)
+    assert caught.value.reason == "BadModel"
+
+
+@pytest.mark.parametrize("plans", [PLANS_OF_ONE, PLANS], ids=["one replica", "two replicas"])
+def test_a_weight_whose_memory_has_another_order_trains_as_others_do(plans: Sequence[Plan]) -> None:
+    ranks = len(plans)
+    expected, found = (
+        run_threads(ranks, trained, model_of(path), "None", plans) for path in ("gpt2:GPT2", "unusual:Turned")
+    )
+    for (weights, losses), (others, same) in zip(expected, found, strict=True):
+        assert losses == pytest.approx(same, rel=1e-12)
+        assert all(np.allclose(weights[name], others[name], rtol=1e-12, atol=1e-14) for name in weights)
 
 
 @pytest.mark.parametrize("recompute", ["Selective", "Full"])

@@ -21,6 +21,7 @@ from coxswain_train.model.custom_faults import (
     left_out,
     listed,
     missing_positions,
+    named_twice,
     spec_faults,
     unfit,
     without_values,
@@ -90,6 +91,8 @@ def _check(made: Decoder, model: ModelConfig, vocabulary: int) -> None:
         )
     if wrong := listed(without_values(made)):
         raise _bad(model.custom, f"is on the meta device: {wrong}; make its tensors on the CPU, such as by torch.empty")
+    if wrong := listed(named_twice(weights)):
+        raise _bad(model.custom, f"names weights twice: {wrong}")
     if len(made.stack) != model.layers:
         raise _bad(model.custom, f"has {len(made.stack)} layers in its stack, model.custom.layers is {model.layers}")
 

@@ -71,6 +71,14 @@ def unfit(weights: Mapping[str, nn.Parameter]) -> Iterator[str]:
             yield f"{name} is complex; keep its real and imaginary parts as real numbers"
 
 
+def named_twice(weights: Mapping[str, nn.Parameter]) -> Iterator[str]:
+    """Names of memory that another name has as well: of its two owners' values each world would keep only one."""
+    first: dict[int, str] = {}
+    for name, weight in weights.items():
+        if (other := first.setdefault(weight.data_ptr(), name)) != name:
+            yield f"{name} is {other}, too; leave one of the names out"
+
+
 def without_values(made: Any) -> Iterator[str]:
     """Tensors of the meta device, which cannot be moved to another one."""
     if isinstance(made, nn.Module):

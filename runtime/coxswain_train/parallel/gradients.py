@@ -16,6 +16,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor, nn
 
+from coxswain.errors import Refused
 from coxswain_train.parallel.flights import IN_FLIGHT, Flight, Reduction, in_units, put, take, to_owners
 from coxswain_train.parallel.routes import Route
 
@@ -105,6 +106,10 @@ class Gradients:
     def _fold(self, name: str) -> None:
         weight = self._weights[name]
         gradient, place = weight.grad, self._sole.get(name)
+        if gradient is not None and gradient.is_sparse:
+            raise Refused(
+                "BadModel", f"{name} has a sparse gradient; give dense ones, such as by sparse=False of its Embedding"
+            )
         if gradient is None or (name in self._sent and weight.dtype == self._wide):
             return
         if name in self._sums:

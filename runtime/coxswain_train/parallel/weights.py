@@ -45,4 +45,8 @@ class WeightSpreader:
             pass
         rows = in_units(flight.buffer, route.unit)
         for load in route.loads:
-            put(in_units(self._weights[load.name].view(-1), route.unit), load.held, take(rows, load.packed))
+            weight = self._weights[load.name]
+            flat = weight.reshape(-1)  # a copy where a model of the user's own has its elements in another order
+            put(in_units(flat, route.unit), load.held, take(rows, load.packed))
+            if not weight.is_contiguous():
+                weight.copy_(flat.view(weight.shape))

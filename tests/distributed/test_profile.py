@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
+from coxswain.config import CustomModel
 from coxswain.cost.constants import load_hardware
 from coxswain.cost.error import error_of
 from coxswain.cost.fit import Measured, Step, fitted, predicted
@@ -107,6 +109,21 @@ def test_each_rank_computes_its_own_part_of_a_step_and_divides_by_the_labels_of_
             assert work.batch.positions.tolist() == [p for s in slices for p in range(s.start, s.stop)]
             assert len(work.batch.tokens) == len(work.batch.labels) == work.valid
             assert [(o.kind, o.task) for o in work.operations] == [(k, i) for i in work.parts for k in ("F", "B")]
+
+
+def test_a_model_with_as_many_positions_as_its_job_needs_runs_longer_rings_and_packs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a profile are as long as its ranks hold, whatever sequences the job has."""
+    custom = CustomModel(path="gpt2:GPT2", arguments={"context": 16})
+    model = replace(MODEL, layers=1, hidden=32, kv_heads=4, feed_forward=48, vocabulary=64, custom=custom)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+
+    def stepped(world: ThreadWorld) -> float:
+        machine = RankMachine(world, model, torch.device("cpu"), torch.float32, MemoryPolicy(), 16)  # type: ignore[arg-type]
+        return machine.step(Step(packs=((17,),), ring=40))
+
+    assert min(run_threads(2, stepped)) > 0
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -338,6 +338,13 @@ def test_a_shape_in_a_file_is_profiled_as_a_preset_is(tmp_path: Path) -> None:
     assert (subject.model, subject.tokens, subject.recompute) == (MODEL, 512, "Full")
 
 
+def test_a_job_is_profiled_with_the_tokens_of_its_tasks_and_the_positions_of_its_longest_sequence() -> None:
+    job = str(Path(__file__).parents[2] / "examples" / "gpt2.yaml")
+    subject = subject_of(options_of(["--job", job, "--vocabulary", "320"]))
+    assert (subject.tokens, subject.longest) == (1024, 2048)
+    assert subject_of(options_of(["--model", "llama-tiny", "--vocabulary", "320"])).longest == 0
+
+
 @pytest.mark.parametrize(
     ("name", "hardware"),
     [("NVIDIA H100 80GB HBM3", "h100-80g"), ("NVIDIA H200", "h200-141g"), ("NVIDIA A100-SXM4-40GB", "a100-40g"),

@@ -42,11 +42,12 @@ _GPUS = {"H200": "h200-141g", "H100": "h100-80g", "A100-SXM4-40GB": "a100-40g", 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is profiled: a model as its job has it, and the most tokens of a task."""
+    """What is profiled: a model as its job has it, and the most tokens of a task. `longest`: of its sequences; 0: any."""
 
     model: ModelConfig
     tokens: int
     recompute: Recompute = "None"
+    longest: int = 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,16 +107,18 @@ def _seconds(word: str) -> float:
 
 def subject_of(options: argparse.Namespace) -> Subject:
     """Raises Refused where options do not say what to measure."""
+    longest = 0
     if options.job:
         job = load_config(options.job)
         model, tokens, recompute = job.model, job.parallelism.tokens_per_replica, job.parallelism.recompute
+        longest = job.batch.max_sequence_tokens
     elif options.model:
         model, tokens, recompute = _model(options.model), 4096, "None"
     else:
         raise Refused("NoModel", "--model: give a preset or a JSON file, or the files of a job with --job")
     if not (model.vocabulary or options.vocabulary):
         raise Refused("NoVocabulary", "--vocabulary: the tokenizer decides this model's; give its number of ids")
-    return Subject(model, options.tokens or tokens, options.recompute or recompute)
+    return Subject(model, options.tokens or tokens, options.recompute or recompute, longest)
 
 
 def _model(name_or_path: str) -> ModelConfig:
@@ -216,6 +219,7 @@ def profile(options: argparse.Namespace, subject: Subject, name: str, base: Hard
         place,
         dtype,
         MemoryPolicy(subject.recompute),
+        subject.longest,
     )
     measured, held_out = measure(
         machine, model, machine.parameters, subject.tokens, options.seconds, recompute=subject.recompute

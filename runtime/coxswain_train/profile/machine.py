@@ -28,11 +28,12 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-4, gradient_clip=1.0, weight_decay=
 
 
 class RankMachine:
-    """One rank's device; as `Machine`. A replica of one device a rank."""
+    """One rank's device; as `Machine`. A replica of one device a rank. `longest`: positions that the model has; 0: any."""
 
     def __init__(
-        self, world: ProcessGroups, model: ModelConfig, device: torch.device, dtype: torch.dtype, memory: MemoryPolicy
-    ) -> None:
+        self, world: ProcessGroups, model: ModelConfig, device: torch.device, dtype: torch.dtype, memory: MemoryPolicy,
+        longest: int = 0,
+    ) -> None:  # fmt: skip
         layout = uniform_layout([Device(0, rank) for rank in range(world.ranks)], model.layers)
         self.ranks, self._world, self._model, self.device, self._dtype = world.ranks, world, model, device, dtype
         self._seat = layout.ranks()[world.rank]
@@ -40,7 +41,7 @@ class RankMachine:
             model, model.vocabulary, OPTIMIZER, 1 << 30, layout, self._seat, world, device, dtype, memory=memory
         )
         self.engine.initialise(seed=1)
-        self._done = 0
+        self._done, self._longest = 0, longest
 
     @property
     def parameters(self) -> int:
@@ -112,6 +113,8 @@ class RankMachine:
         tokens = sum(s.stop - s.start for s in slices)
         ids = torch.randint(self._model.vocabulary, (tokens,), device=self.device)
         positions = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in slices])
+        if self._longest:  # a ring of all ranks is longer than what a job trains on
+            positions = positions % self._longest
         operations = [Operation(kind, index) for index in mine for kind in ("F", "B")]
         total = sum(s.stop - s.start for task in tasks for s in task.slices)
         return StepInput(self._done, mine, operations, Batch(ids, ids, positions), tokens, total, self._done)

@@ -106,7 +106,7 @@ def run(folder: Path, model: ModelConfig, ranks: int, ids: int = 0) -> Store:
     """The checkpoint of a job that begins, and saves before its first step."""
     store = open_store(folder.as_uri(), create=True)
     shards = [s for mine in run_ranks(ranks, training.start_and_save, model, folder.as_uri(), ids) for s in mine]
-    whole_manifest = replace(training.manifest(0, tuple(shards)), model=model, longest=128)
+    whole_manifest = replace(training.manifest(0, tuple(shards)), model=model, longest=128, ids=ids)
     store.put(manifest_key(0), msgspec.json.encode(whole_manifest))
     store.put(f"{manifest_key(0)}.bak", b"{")  # a copy that a user has made
     return store
@@ -330,6 +330,17 @@ def test_an_export_keeps_rows_of_the_embedding_where_those_of_the_head_came_in_a
     logits = their_logits(tmp_path / "in")
     export(run(tmp_path / "run", model, ranks=2, ids=64), tmp_path / "out")
     assert torch.equal(their_logits(tmp_path / "out"), logits)
+
+
+def test_an_export_has_the_rows_of_all_ids_though_they_came_in_as_zero_and_begins_another_job(tmp_path):
+    """As of ids that a pretraining did not use: the tokenizer beside the export has them."""
+    model = replace(MODEL, tied_head=True, init_from=(tmp_path / "in").as_uri())
+    theirs(tmp_path / "in", model)
+    empty_head_from(tmp_path / "in", 56)
+    logits = their_logits(tmp_path / "in")
+    export(run(tmp_path / "run", model, ranks=2, ids=64), tmp_path / "out")
+    assert torch.equal(their_logits(tmp_path / "out"), logits)
+    assert_same(our_logits(ours((tmp_path / "out").as_uri(), model, ids=64)), logits)
 
 
 def test_a_vocabulary_set_to_the_rows_of_the_file_has_the_loss_of_transformers(tmp_path):

@@ -48,6 +48,17 @@ async def test_what_still_arrives_of_a_lost_world_counts_before_the_next_one_is_
         assert (lost.saved, lost.book.open, lead.state.session.record.first_step) == (3, 4, 3)
 
 
+async def test_a_checkpoint_says_how_many_ids_its_tokenizer_has(tmp_path):
+    """Rows that only round the vocabulary up are no part of an export."""
+    async with training(small(tmp_path)) as lead:
+        await lead.saved(3)
+        assert (lead.state.manifest.ids, lead.state.manifest.vocabulary) == (
+            lead.state.index_progress.index.vocabulary,
+            320,
+        )
+        assert 0 < lead.state.manifest.ids < 320
+
+
 async def test_plans_that_are_committed_behind_the_loss_of_their_world_reach_no_world(tmp_path):
     async with training(small(tmp_path, stop_steps=30)) as lead:
         lost, over = lead.state.session, asyncio.Event()

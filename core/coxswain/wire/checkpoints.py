@@ -93,6 +93,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
     optimizer_kind: OptimizerKind | UnsetType = (
         UNSET  # whose moments the shards hold; UNSET: written by an earlier release
     )
+    ids: int = 0  # the tokenizer's size; 0: written by an earlier release
 
 
 prepare(__name__)

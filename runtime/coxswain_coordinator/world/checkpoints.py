@@ -64,7 +64,7 @@ class CheckpointManager:
             stream_hash=stream_hash(run.job), index_hash=run.index_progress.index.hash, vocabulary=session.world.vocabulary,
             shards=shards, time=run.clock(), model=run.job.model,
             longest=run.job.batch.max_sequence_tokens, tokenizer=run.job.mix.sources[0].tokenizer,
-            optimizer_kind=run.job.optimizer.kind,
+            optimizer_kind=run.job.optimizer.kind, ids=session.world.ids,
         )  # fmt: skip
 
     # --- garbage ----------------------------------------------------------------------------------

@@ -207,10 +207,10 @@ def _shapes(store: Store, manifest: CheckpointManifest) -> Shapes:
 
 
 def _filled_rows(store: Store, manifest: CheckpointManifest, table: str, rows: int) -> int:
-    """How many rows of the vocabulary a table needs. Those that imported weights lacked are zero in each table."""
+    """How many rows of the vocabulary a table needs. Those that imported weights lacked are zero in each table, and of no id."""
     if manifest.model is not None and not manifest.model.init_from:
         return rows
-    least = max(1, rows - ROUNDING + 1)
+    least = max(1, rows - ROUNDING + 1, manifest.ids)
     filled = least
     for shard in manifest.shards:
         ends = [(i, box) for i, box in _parameters(shard) if box.name == table and box.offset[0] + box.shape[0] > least]

@@ -248,7 +248,7 @@ class Driver:
         if not (self._follows if session is None else session.book.open > session.saved):
             return False
         here = run.registry.present("trainer", run.changes.forming)
-        holds = len(here) < run.changes.forming or any(member.generation or member.held for member in here)
+        holds = len(here) < run.changes.forming or any(m.held or (session is None and m.generation) for m in here)
         leaving = self._worlds.leaving
         patience = LEAVING_SECONDS if leaving else STOP_SECONDS
         return holds and self._worlds.waited("a world to stop", of=leaving) < patience

@@ -100,6 +100,43 @@ def test_an_agent_may_run_as_long_as_any_of_its_workers_is_heard_or_has_not_been
     assert still_leaving(["trainer-0"], replace(found, seats=seats), heard, 31.0) == frozenset(["trainer-0"] * may_run)
 
 
+@pytest.mark.parametrize("stops", [False, True])
+async def test_a_trainer_on_standby_has_no_workers_that_leave_so_what_follows_does_not_wait_for_its_next_registration(
+    tmp_path, looptime, stops
+):
+    """Before, its agent had the order to leave: where it ended before it registered again, the next world waited 70 s for it."""
+    policy = replace(make_job(tmp_path).parallelism, pipeline=2)
+    async with training(make_job(tmp_path, trainers=3, min_trainers=2, parallelism=policy)) as lead:
+        await lead.close(0, 1)
+        assert lead.state.session.world.layout.standby == (Device(2, 0),)
+        lead.state.mark_world_lost("the network broke")
+        *working, aside = agents(3)
+        assert lead.state.register(replace(aside, generation=1)).lost == 0
+        if stops:
+            register(lead, *(replace(agent, left=1) for agent in working))
+            suspend(lead)
+            assert (await lead.work).reason == "Suspended"
+        else:
+            register(lead, *holds(lead, 2))
+            await begun(lead, 2)
+            assert lead.state.session.world.trainers == ("trainer-0", "trainer-1", "trainer-2")
+            assert (lead.state.session.record.live.step, lead.state.session.record.layout.standby) == (
+                2,
+                (Device(2, 0),),
+            )
+        assert float(looptime) < 1
+
+
+async def test_a_trainer_of_an_earlier_world_leaves_it_whether_or_not_it_works_in_the_present_one(tmp_path):
+    async with training(make_job(tmp_path, trainers=2, min_trainers=1)) as lead:
+        await lead.close(0, 1)
+        lose(lead, 1)
+        register(lead, holds(lead, 2, copies=True)[0])
+        await begun(lead, 2)
+        assert lead.state.register(replace(agents(2)[1], generation=1)).lost == 1
+        assert lead.state.register(replace(agents(2)[0], generation=1)).lost == 1
+
+
 def test_a_heartbeat_behind_a_pause_does_not_count_as_a_later_one(tmp_path):
     found = session(make_job(tmp_path))
     found.last_heard = {0: 10.0, 1: 39.0}

@@ -20,12 +20,13 @@ from coxswain.config import (
     ReplicaShape,
     StageShape,
 )
+from coxswain.cost.constants import MODELS, constants_for, load_hardware
 from coxswain.layout import Device, shaped_layout
 from coxswain.membership.order import SourceView
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Membership, Sequence
 from coxswain.plan.strategy.choose import choose
-from coxswain.plan.strategy.values import Alternative, Machine, Strategy
+from coxswain.plan.strategy.values import Alternative, Kind, Machine, Strategy
 from coxswain.planlog import StrategyRecord
 from coxswain_coordinator.api.report import job_report, termination_message
 from coxswain_coordinator.planning import strategies
@@ -63,10 +64,12 @@ def stream_of(job: JobConfig) -> Stream:
     return Stream(job.mix, job.batch, views)
 
 
-def settle(job: JobConfig, devices: tuple[int, ...], author: str = "one") -> StrategyRecord:
+def settle(
+    job: JobConfig, devices: tuple[int, ...], author: str = "one", nodes: tuple[str, ...] = (), rows: int = 320
+) -> StrategyRecord:
     open_store(job.checkpoint.uri, create=True)
     stream = stream_of(job)
-    return Strategies(log_of(job), author).settle(job, 320, devices, stream, initial_cursor(job.mix))
+    return Strategies(log_of(job), author).settle(job, rows, devices, stream, initial_cursor(job.mix), nodes)
 
 
 # --- the record --------------------------------------------------------------------------------------------------------
@@ -78,6 +81,21 @@ def test_the_same_devices_keep_the_strategy_that_an_earlier_coordinator_chose(tm
     assert settle(job, (1, 1), "two") == first
     assert first.author == "one"
     assert log_of(job).last_strategy() == first
+
+
+def test_a_choice_is_kept_on_other_nodes_as_long_as_its_copies_fit_there(tmp_path: Path) -> None:
+    """Two groups of two devices, and whole replicas of which those of the fourth trainer keep the half of a group's each, or on a
+    node each what the third one's have."""
+    model = replace(MODELS["llama-7b"], layers=20)
+    job = auto(tmp_path, model=model, recovery=RecoveryConfig(copies=True))
+    job = replace(job, parallelism=replace(AUTO, hardware="a100-40g"))
+    one = settle(job, (2,) * 4, rows=32_000)
+    mixed = Alternative("2 x tp2pp1 + 4 x tp1pp1", (Kind(2, (20,)).shape(2), Kind(1, (20,)).shape(4)), 1.0)
+    log_of(job).claim_strategy(replace(one, number=1, strategy=Strategy(mixed)))
+    for nodes in (("a", "a", "b", "b"), ("b", "b", "c", "c")):
+        assert settle(job, (2,) * 4, "two", nodes, 32_000).number == 1
+    again = settle(job, (2,) * 4, "two", ("a", "b", "c", "d"), 32_000)
+    assert (again.number, again.author, again.strategy.chosen == mixed) == (2, "two", False)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +217,28 @@ async def test_the_world_has_the_chosen_layout_and_the_report_names_it_beside_th
     assert report.step_seconds > 0
     (event,) = [e for e in report.events if e.reason == "StrategyChosen"]
     assert event.message.startswith(f"{record.strategy.chosen.summary}: ")
+
+
+async def test_a_choice_goes_by_the_nodes_of_the_trainers_and_by_the_profile_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[Machine]()
+
+    def chosen(machine: Machine, steps: Any, balance: str) -> Strategy:
+        seen.append(machine)
+        return choose(machine, steps, balance)
+
+    monkeypatch.setattr(strategies, "choose", chosen)
+    for profile in ("", "file:///profile.json"):
+        job = make_job(tmp_path / f"p{len(seen)}", parallelism=replace(AUTO, profile=profile))
+        async with leading(job) as lead:
+            lead.state.hardware = load_hardware("h100-80g")
+            lead.index()
+            register(lead, *(replace(agent, node=f"node-{i}") for i, agent in enumerate(agents(2))))
+            await begun(lead, 1)
+    assert [machine.nodes for machine in seen] == [("node-0", "node-1")] * 2
+    constants = [constants_for(hardware, seen[0].model) for hardware in ("cpu", "h100-80g")]
+    assert [machine.constants for machine in seen] == constants
 
 
 async def test_a_recorded_layout_is_used_whatever_would_be_chosen_now(tmp_path: Path) -> None:

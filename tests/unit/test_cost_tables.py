@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from coxswain.config import ModelConfig, ParallelConfig
 from coxswain.cost import constants_for, load_constants
 from coxswain.cost.constants import SHIPPED, load_hardware
-from coxswain.cost.hardware import Rates, Tables, attention_flops, scaled, step_seconds
+from coxswain.cost.hardware import Rates, Tables, attention_flops, milliseconds_at, scaled, step_seconds
 from coxswain.cost.model import CostModel
 from coxswain.cost.tables import Curve
 from coxswain.cost.ulysses import HeadExchange
@@ -45,6 +45,13 @@ def test_beyond_its_points_a_curve_grows_with_the_square_and_below_them_in_propo
     curve = Curve(TABLE)
     assert curve.seconds(24_000) == pytest.approx(9 * 0.150)
     assert curve.seconds(100) == pytest.approx(0.0005)
+
+
+@pytest.mark.parametrize("points", [TABLE, TABLE[:1], ((10, 1.0), (20, 1.1), (40, 9.0), (80, 12.0))])
+def test_one_length_takes_the_same_without_numpy(points: tuple[tuple[int, float], ...]) -> None:
+    curve = Curve(points)
+    lengths = [1, 5, *(n + more for n, _ in points for more in (-1, 0, 1)), 30, 3000, 10**6]
+    assert [milliseconds_at(points, n) for n in lengths] == pytest.approx((1e3 * curve.seconds(lengths)).tolist())
 
 
 def test_the_least_seconds_a_square_are_those_of_a_dense_search() -> None:

@@ -16,6 +16,7 @@ from coxswain.cost.memory import Workload, peaks
 from coxswain.layout import Layout, Replica, Stage
 from coxswain.models import parameter_specs
 from coxswain.plan.layouts.chains import Chain, chain, chain_seconds, pipeline_seconds
+from coxswain.plan.layouts.cluster import Node
 from coxswain.plan.layouts.costs import Costs, make_group, shape_of
 from coxswain.plan.layouts.exhaustive import exhaustive
 from coxswain.plan.layouts.filling import fill_counts, fill_layers
@@ -69,6 +70,25 @@ def test_micro_batches_are_dealt_as_well_as_in_any_way() -> None:
         assert (found is None) == (not ways)
         if found:
             assert max(m * p + s for m, p, s in zip(found, pace, start, strict=True)) == pytest.approx(min(ends))
+
+
+@pytest.mark.timeout(20)
+def test_micro_batches_are_dealt_at_once_however_much_longer_than_a_micro_batch_a_replica_needs_beside_them() -> None:
+    """As where messages of a node travel a million times slower. Before, others gave back that time one by one."""
+    assert fill_counts(64, [1.0, 1.0], [0.0, 1e12]) == [63, 1]
+    assert fill_counts(10, [1e-9, 2.0, 1.0], [5e9, 1e12, 3.0]) == [1, 1, 8]
+
+
+@pytest.mark.parametrize(("bandwidth", "costs_more"), [(1e-6, True), (1e-4, True), (0.5, False)])
+def test_no_plan_is_worse_than_that_without_a_node_that_others_reach_more_slowly(
+    bandwidth: float, costs_more: bool
+) -> None:
+    cluster = cluster_of([[1.0] * 4] * 2)
+    nodes = tuple(Node(n.name, n.devices, part) for n, part in zip(cluster.nodes, (1.0, bandwidth), strict=True))
+    costs = Costs(replace(cluster, nodes=nodes), TINY)
+    found, near = search(costs), search(costs.at([[1.0] * 4, [DEAD] * 4]))
+    assert found and near and found.seconds <= near.seconds
+    assert (found == near) == costs_more
 
 
 @pytest.mark.parametrize(

@@ -396,6 +396,27 @@ def test_a_kind_whose_memory_holds_fewer_tokens_than_the_policy_has_may_have_its
     assert choose(replace(enough, least=2048), drawn) == choose(enough, drawn)
 
 
+def test_a_mixed_layout_is_refused_where_so_few_replicas_share_the_state_that_a_kind_holds_too_few_tokens() -> None:
+    """Eight pipelines of two devices hold 4,608 tokens of a task; four, beside a group of eight, hold 4,096."""
+    name, drawn = "1 x tp8pp1 + 4 x tp1pp2", steps(context=16_384, tokens=2**19, count=1)
+    for least, own in ((4096, [17_664, 4096]), (4097, None)):
+        asked = machine(16, model="llama-13b", capacity=65_536, least=least, max_degree=1)
+        found = choose(asked, drawn, placed=1)
+        tokens = {a.summary: [shape.tokens for shape in a.replicas] for a in (found.chosen, *found.alternatives)}
+        assert tokens.get(name) == own
+        why = {refusal.summary: refusal.why for refusal in found.refused}.get(name)
+        assert why == (None if own else "memory holds 4096 tokens of a task, at least 4097 are wanted")
+        assert capacity_of(asked, Kind(1, (20, 20)), "None", 8) == 4608
+
+
+def test_devices_that_a_proposal_leaves_over_are_proposed_as_more_replicas_of_its_smallest_kind() -> None:
+    """Of 32 devices it leaves nine."""
+    asked = machine(32, 4, capacity=65_536, least=256, max_degree=1, recompute=("Selective",))
+    found = choose(asked, steps(context=65_536, tokens=2**19, count=1), placed=1)
+    names = {a.summary for a in (found.chosen, *found.alternatives)}
+    assert {f"1 x tp4pp1 + 1 x tp2pp2 + 5 x tp2pp1 + {n} x tp1pp1" for n in (5, 14)} <= names
+
+
 def test_a_job_whose_steps_are_shorter_than_the_least_task_of_a_kind_is_not_refused_for_that() -> None:
     """As a coordinator asks: the usual 8,192 tokensPerReplica, and steps that never fill a task of 4,096 tokens."""
     model, parallel = MODELS["llama-7b"], ParallelConfig(tokens_per_replica=8192, max_degree=8, hardware="h100-80g")

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from coxswain.config import BatchConfig, ModelConfig, ParallelConfig
 from coxswain.cost import load_constants
-from coxswain.cost.constants import MODELS, device_memory
+from coxswain.cost.constants import MODELS, device_memory, load_hardware
 from coxswain.cost.memory import RESERVED, Workload
 from coxswain.flops import loss_layers
 from coxswain.layout import Device
@@ -20,7 +20,17 @@ from coxswain.models import parameter_specs
 from coxswain.plan.problem import Draft, make_problem
 from coxswain.plan.strategy.costs import after_tasks, exchange_of, kind_cost, stage_constants, stage_elements
 from coxswain.plan.strategy.judge import kind_ends, step_seconds, trial_of
-from coxswain.plan.strategy.kinds import balanced, by_tensor, fits, fullest, kinds_of, memory_refusals, most, peak_bytes
+from coxswain.plan.strategy.kinds import (
+    balanced,
+    by_tensor,
+    fits,
+    fullest,
+    kinds_of,
+    memory_refusals,
+    most,
+    peak_bytes,
+    still_fits,
+)
 from coxswain.plan.strategy.machine import asked, machine_of
 from coxswain.plan.strategy.pool import NEVER, histogram, tables
 from coxswain.plan.strategy.values import Alternative, Kind, Machine, Strategy, described
@@ -270,6 +280,21 @@ def test_a_job_is_chosen_for_with_its_own_limits() -> None:
     assert found.memory == device_memory("a100-80g") > 0
 
 
+def test_a_job_is_chosen_for_by_its_profile_which_says_nothing_of_memory() -> None:
+    """Its link to the host is a hundred times slower, and matrix products run at half the rate."""
+    policy, shipped = ParallelConfig(hardware="h100-80g", offload="Auto"), load_hardware("h100-80g")
+    rates = msgspec.structs.replace(shipped.rates, linear_tflops=shipped.rates.linear_tflops / 2)
+    profile = msgspec.structs.replace(shipped, rates=rates, host_gbps=shipped.host_gbps / 100, memory_gib=1.0)
+    plain, profiled = (
+        machine_of(MODELS["llama-7b"], policy, BATCH, (8,), whole_matrices=False, profile=given)
+        for given in (None, profile)
+    )
+    assert profiled.constants.linear_us_per_token == pytest.approx(2 * plain.constants.linear_us_per_token)
+    assert profiled.memory == plain.memory
+    share, slower = (dict(each.offload)["None"] for each in (plain, profiled))
+    assert share / 100 < slower < share / 50, "matrix products are the most of a short task's forward"
+
+
 def test_replicas_have_the_tasks_of_the_policy_unless_others_are_named() -> None:
     assert WHOLE.shape(2).tokens is UNSET
     assert WHOLE.shape(2, 4096).tokens == 4096
@@ -309,6 +334,28 @@ def test_all_replicas_of_a_layout_own_parts_of_the_optimizers_state() -> None:
     wide, mixed = Kind(4, (32,)), machine((4, 4))
     each = [peak_bytes(mixed, kind, 5, "None") for kind in (wide, WHOLE)]
     assert fullest(mixed, ((wide, 1), (WHOLE, 4)), "None") == max(each)
+
+
+def test_whose_copy_a_device_keeps_and_so_whether_a_choice_fits_follows_from_the_nodes_of_trainers() -> None:
+    """Of four trainers the first two have a tensor group each, the others two whole replicas. On two nodes a whole replica keeps
+    the half of a group's; on a node each those of the fourth trainer keep the whole parts of the third one's."""
+    group, kept = Kind(2, (32,)), machine((2,) * 4, copies=True, capacity=64)
+    counts = ((group, 2), (WHOLE, 4))
+    light, heavy = (fullest(replace(kept, nodes=nodes), counts, "None") for nodes in (("a", "a", "b", "b"), ()))
+    elements = sum(prod(spec.shape) for spec in parameter_specs(kept.model, kept.model.vocabulary))
+    copies = {ward: 16 * -(-elements // (6 * ward)) for ward in (1, 2)}
+    assert heavy - light == pytest.approx(copies[1] - copies[2], rel=1e-3)
+    chosen = Alternative("", tuple(kind.shape(count) for kind, count in counts), 1.0)
+    tight = replace(kept, memory=light + RESERVED)
+    for nodes, holds in (
+        (("a", "a", "b", "b"), True),
+        (("a", "b", "a", "b"), False),
+        (("a", "", "b", ""), False),
+        ((), False),
+    ):
+        assert still_fits(replace(tight, nodes=nodes), chosen) == holds, nodes
+    assert still_fits(replace(tight, memory=0), chosen)
+    assert still_fits(replace(tight, copies=False), chosen)
 
 
 def test_each_stage_has_a_layer_though_the_head_takes_longer_than_all_layers() -> None:

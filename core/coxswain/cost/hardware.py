@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import log
 from typing import Annotated, Literal
 
 import msgspec
@@ -33,6 +35,18 @@ def faults(points: Iterable[Point]) -> str:
     if any(b <= a for column in (tokens, values) for a, b in pairwise(column)):
         return "tokens and times must rise from point to point"
     return ""
+
+
+def milliseconds_at(points: Sequence[Point], tokens: float) -> float:
+    """Of one length, as `tables.Curve` interpolates: without numpy, which the operator does not import."""
+    at = bisect_left(points, (tokens,))
+    (first, least), (last, most) = points[0], points[-1]
+    if at == 0:
+        return least * tokens / first
+    if at == len(points):
+        return most * (tokens / last) ** 2
+    (before, low), (after, high) = points[at - 1], points[at]
+    return float(low * (high / low) ** (log(tokens / before) / log(after / before)))
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

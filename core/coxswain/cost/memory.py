@@ -121,11 +121,11 @@ def replica_spots(shares: Shares, replica: Replica) -> tuple[Spot, ...]:
     return tuple(replace(spot, ward=spot.elements) for spot in dict.fromkeys(spots))
 
 
-def spots_of(shares: Shares, layout: Layout, copies: bool) -> list[Spot]:
-    """By rank. Of the nodes of trainers nothing is known: each is taken to be on its own."""
+def spots_of(shares: Shares, layout: Layout, copies: bool, nodes: Sequence[str] = ()) -> list[Spot]:
+    """By rank. `nodes`: of each trainer, on which it depends whose copy a device holds; one that is not known is of its own."""
     seats, known = layout.ranks(), dict[tuple[int, ...], Spot]()
     alone = [_spot(shares, layout, seat, known) for seat in seats]
-    if not (copies and (wards := wards_of(seats))):
+    if not (copies and (wards := wards_of(seats, nodes))):
         return alone
     pairs = [(spot, alone[ward].elements) for spot, ward in zip(alone, wards, strict=True)]
     kept = {pair: replace(pair[0], ward=pair[1]) for pair in set(pairs)}

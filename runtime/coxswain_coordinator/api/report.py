@@ -137,7 +137,7 @@ def _waiting_for_step(state: JobState) -> str:
         return f"workers to save step {session.ending.step} and leave"
     if why := _waiting_for_save(state, session):
         return why
-    if session.begun < session.book.open and (why := _waiting_for_imports(state)):
+    if session.begun < session.book.open and (why := _waiting_for_imports(state, session)):
         return why
     if session.begun < session.book.open:
         return f"workers to begin step {session.book.open}" if plan else f"the planner, step {session.book.open}"
@@ -151,10 +151,10 @@ def _waiting_for_step(state: JobState) -> str:
     return f"rank {join(str(r) for r in missing)} of {ranks} to finish step {session.book.open}: {late}"
 
 
-def _waiting_for_imports(state: JobState) -> str:
+def _waiting_for_imports(state: JobState, session: Session) -> str:
     """Empty where each trainer of this world has its workers."""
     present = state.registry.present("trainer", state.changes.forming)
-    return awaited_imports(member for member in present if state.trainers.works(member.name))
+    return awaited_imports(member for member in present if session.works(member.name))
 
 
 def _waiting_for_save(state: JobState, session: Session) -> str:

@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from coxswain.config import JobConfig
+from coxswain.cost.constants import Hardware
 from coxswain.layout import Layout
 from coxswain.membership.stream import Stream
 from coxswain.membership.values import Cursor
 from coxswain.plan.strategy.choose import LEAST_TOKENS, choose
+from coxswain.plan.strategy.kinds import still_fits
 from coxswain.plan.strategy.machine import asked, machine_of
 from coxswain.plan.strategy.values import STEPS, Machine
 from coxswain.planlog import StrategyRecord
@@ -30,22 +32,27 @@ class Strategies:
         self._log, self._author = log, author
 
     def settle(
-        self, job: JobConfig, vocabulary: int, devices: tuple[int, ...], stream: Stream, cursor: Cursor
-    ) -> StrategyRecord:
-        """The record for these devices: the latest if it holds, else a new one. `devices`: of each trainer.
+        self, job: JobConfig, vocabulary: int, devices: tuple[int, ...], stream: Stream, cursor: Cursor,
+        nodes: tuple[str, ...] = (), profile: Hardware | None = None,
+    ) -> StrategyRecord:  # fmt: skip
+        """The record for these devices: the latest if it holds, else a new one. `devices`, `nodes`: of each trainer. `profile`:
+        the job's, if it has one.
 
         Chooses by the first steps from the cursor. Refused ("NoStrategy") where no layout fits.
         """
-        machine, balance = _machine(job, vocabulary, devices), job.parallelism.balance
+        machine, balance = _machine(job, vocabulary, devices, nodes, profile), job.parallelism.balance
         what, latest = asked(machine, job.batch, balance), self._log.last_strategy()
-        if latest is not None and (latest.devices, latest.asked) == (devices, what):
+        same = latest is not None and (latest.devices, latest.asked) == (devices, what)
+        if latest is not None and same and still_fits(machine, latest.strategy.chosen):
             return latest
         found = choose(machine, upcoming(stream, cursor), balance)
         number = latest.number + 1 if latest else 0
         claimed = self._log.claim_strategy(StrategyRecord(number, self._author, devices, what, found))
         if (claimed.devices, claimed.asked) == (devices, what):
             return claimed
-        return self.settle(job, vocabulary, devices, stream, cursor)  # another coordinator chose for other devices
+        return self.settle(
+            job, vocabulary, devices, stream, cursor, nodes, profile
+        )  # another coordinator chose for other devices
 
     def behind(self, layout: Layout) -> StrategyRecord | None:
         """The newest record for the devices of a world's layout; None: none. Chooses nothing."""
@@ -54,11 +61,14 @@ class Strategies:
         return next((record for record in self._log.strategies() if record.devices == devices), None)
 
 
-def _machine(job: JobConfig, vocabulary: int, devices: tuple[int, ...]) -> Machine:
+def _machine(
+    job: JobConfig, vocabulary: int, devices: tuple[int, ...], nodes: tuple[str, ...], profile: Hardware | None
+) -> Machine:
     model, muon = replace(job.model, vocabulary=vocabulary), job.optimizer.kind == "Muon"
     return machine_of(
-        model, job.parallelism, job.batch, devices, whole_matrices=muon, copies=job.copies, least=LEAST_TOKENS
-    )
+        model, job.parallelism, job.batch, devices, whole_matrices=muon, copies=job.copies, least=LEAST_TOKENS,
+        nodes=nodes, profile=profile,
+    )  # fmt: skip
 
 
 def upcoming(stream: Stream, cursor: Cursor) -> list[NDArray[np.int64]]:

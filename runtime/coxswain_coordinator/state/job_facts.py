@@ -93,7 +93,7 @@ class JobFacts:
     def trainers(self) -> Trainers:
         if self.session is None:
             return Trainers((), self.registry)
-        return Trainers(self.session.world.trainers, self.registry, self.session.world.layout)
+        return Trainers(self.session.world.trainers, self.registry)
 
     @property
     def size(self) -> int:

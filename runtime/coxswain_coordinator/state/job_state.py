@@ -62,18 +62,23 @@ class JobState(JobSteps):
     def _admit(self, member: Register, arrival: Arrival) -> Registered:
         """Registers an agent. One whose workers are in a world that is over first makes them leave it."""
         session = self.session
-        if arrival == "replaced" and session is not None and self.trainers.works(member.name):
+        if arrival == "replaced" and session is not None and session.works(member.name):
             self.mark_world_lost(f"{member.name} was replaced by pod {member.pod}")
             self.registry.register(member)  # this one need not register again
         if session is not None and member.left == self.generation:
             self._hear_of_leaving(member)
-        over = session is not None and member.generation > 0 and (session.lost or member.generation != self.generation)
-        if not over or session is None:
+        if session is None or not self._is_to_leave(session, member):
             self.leaving.discard(member.name)
             return Registered(self.generation)
         self.leaving.add(member.name)
         self.registry.expect("trainer", member.name)
         return Registered(self.generation, lost=member.generation, stacks=session.hung)
+
+    def _is_to_leave(self, session: Session, member: Register) -> bool:
+        """Whether workers of this agent may be in a world that is over. One that was on standby in it has none."""
+        if member.generation == self.generation:
+            return bool(session.lost) and session.works(member.name)
+        return member.generation > 0
 
     def _hear_of_leaving(self, member: Register) -> None:
         """Records why a worker of this agent has left the current world, or has ended in it, where no order explains it."""

@@ -207,6 +207,10 @@ class Session:
         seat = self.world.seats[rank]
         return lambda parts: parts.of_seat(seat)
 
+    def works(self, trainer: str) -> bool:
+        """Whether a device of this trainer has a seat in this world: one on standby holds nothing."""
+        return bool(self._replicas.get(trainer))
+
     def cut_of_trainer(self, name: str) -> Cut:
         """A trainer without a seat in this world gets parts without tasks."""
         replicas = frozenset(self._replicas[name])

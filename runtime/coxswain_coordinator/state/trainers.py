@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from coxswain.exits import Exit
-from coxswain.layout import Layout
 from coxswain.trainer_figures import TrainerFigures
 from coxswain.wire import Register, TrainerReport, WorkerExit
 from coxswain_coordinator.state.registry import MemberRegistry
@@ -21,11 +20,6 @@ class Trainers:
 
     names: tuple[str, ...]
     registry: MemberRegistry
-    layout: Layout | None = None  # None: there is no world
-
-    def works(self, name: str) -> bool:
-        """Whether a device of this trainer has a seat in the world: one on standby holds nothing."""
-        return self.layout is not None and any(self.names[s.device.trainer] == name for s in self.layout.ranks())
 
     def agent(self, index: int) -> Register | None:
         """None: it has not registered with this coordinator."""

@@ -13,13 +13,24 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from typing import ParamSpec, Protocol
 
 from coxswain.config import JobConfig
 from coxswain.cost.constants import Hardware
 from coxswain.ladder.decide import decide
 from coxswain.ladder.drag import slowest
 from coxswain.ladder.speeds import bucket, changed, speed_of
-from coxswain.ladder.values import REPLACE_SECONDS, Change, Options, Plan, Relayout, ReplaceNode, Speeds, View
+from coxswain.ladder.values import (
+    LEAST_GAIN,
+    REPLACE_SECONDS,
+    Change,
+    Options,
+    Plan,
+    Relayout,
+    ReplaceNode,
+    Speeds,
+    View,
+)
 from coxswain.layout import Device, Layout
 from coxswain.names import EventReason
 from coxswain.planlog import Generation
@@ -42,12 +53,33 @@ MEASURED_STEPS = 16
 
 _RECENT = 5  # steps whose median is the seconds of a step
 
-Offers = Callable[..., Options]
-"""(job, vocabulary, layout, speeds, least gain), and by name the hardware of a job with a profile."""
+_P = ParamSpec("_P")
 
-Judge = Callable[..., Options]
-"""(job, vocabulary, options, steps), and by name that hardware."""
-Beside = Callable[..., Awaitable[Options]]
+
+class Offers(Protocol):
+    """Offers layouts from this one. `hardware`: of a job with a profile."""
+
+    def __call__(
+        self, job: JobConfig, vocabulary: int, layout: Layout, speeds: Speeds, least_gain: float = LEAST_GAIN,
+        hardware: Hardware | None = None,
+    ) -> Options: ...  # fmt: skip
+
+
+class Judge(Protocol):
+    """Judges the options by the lengths of these steps. `hardware`: of a job with a profile."""
+
+    def __call__(
+        self, job: JobConfig, vocabulary: int, options: Options, steps: Sequence[Sequence[int]],
+        hardware: Hardware | None = None,
+    ) -> Options: ...  # fmt: skip
+
+
+class Beside(Protocol):
+    """Runs one of these two beside the event loop."""
+
+    def __call__(self, func: Callable[_P, Options], /, *args: _P.args, **kwargs: _P.kwargs) -> Awaitable[Options]: ...
+
+
 RequestLayout = Callable[[Layout, str], None]
 RecordEvent = Callable[[EventReason, str], None]
 """Reason, message."""

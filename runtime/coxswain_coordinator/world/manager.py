@@ -217,8 +217,11 @@ class WorldManager:
         assert run.index_progress.index is not None
         vocabulary = vocabulary_of(run.job, run.index_progress.index.vocabulary)
         devices, stream = tuple(agent.devices for agent in agents), self.stream.under(self._mixes.latest)
-        cursor = at_checkpoint(run.job, run.manifest).cursor
-        record = await self._store_call(self._strategies.settle, run.job, vocabulary, devices, stream, cursor)
+        cursor, nodes = at_checkpoint(run.job, run.manifest).cursor, tuple(agent.node for agent in agents)
+        profile = run.hardware if run.job.parallelism.profile else None
+        record = await self._store_call(
+            self._strategies.settle, run.job, vocabulary, devices, stream, cursor, nodes, profile
+        )
         run.take_strategy(record, record.author == self._author)
         return run.strategy.job
 

@@ -39,12 +39,21 @@ class Effort:
 
 
 def search(costs: Costs, effort: Effort | None = None) -> Draft | None:
-    """The best layout found, with slow devices or without them; None: the model fits on none that was tried."""
-    drafts = candidates(costs, effort)
-    fast = without(costs, [[x if x == 1 else float("inf") for x in row] for row in costs.cluster.slowdowns])
-    if fast and fast.cluster != costs.cluster:
-        drafts = [*drafts, *candidates(fast, effort)]
-    return next(iter(_by_seconds(drafts)), None)
+    """The best layout found, with slow devices and nodes or without them; None: the model fits on none that was tried."""
+    parts = {part.cluster.slowdowns: part for part in _parts(costs)}
+    return next(iter(_by_seconds(draft for part in parts.values() for draft in candidates(part, effort))), None)
+
+
+def _parts(costs: Costs) -> Iterator[Costs]:
+    """The cluster; what is left of it without slow devices, without nodes that others reach more slowly, and without both."""
+    rows, none = costs.cluster.slowdowns, float("inf")
+    rates = [node.bandwidth * any(x < none for x in row) for node, row in zip(costs.cluster.nodes, rows, strict=True)]
+    near = [[x if rate == max(rates) else none for x in row] for rate, row in zip(rates, rows, strict=True)]
+    yield costs
+    for kept in (rows, near):
+        for fast in (kept, [[x if x == 1 else none for x in row] for row in kept]):
+            if part := without(costs, [[*row] for row in fast]):
+                yield part
 
 
 def best_of(costs: Costs) -> Draft | None:

@@ -168,12 +168,9 @@ def _candidates(
 
 def _filled(machine: Machine, pools: dict[Kind, int]) -> dict[Kind, int]:
     """The pools with replicas of the smallest of their kinds on the devices that are left over."""
-    filled = dict(pools)
     left = machine.devices - sum(kind.devices * count for kind, count in pools.items())
-    for kind in sorted(pools, key=lambda kind: kind.devices):
-        filled[kind] += left // kind.devices
-        left %= kind.devices
-    return filled
+    smallest = min(pools, key=lambda kind: kind.devices)
+    return {**pools, smallest: pools[smallest] + left // smallest.devices}
 
 
 def _fault(

@@ -12,7 +12,7 @@ from coxswain.cost.memory import RESERVED, Recompute, Shares, Spot, replica_spot
 from coxswain.flops import loss_layers
 from coxswain.holdings import ParameterSpec, tensor_faults
 from coxswain.models import parameter_specs
-from coxswain.plan.strategy.values import Counts, Kind, Machine, Refusal, layout_of
+from coxswain.plan.strategy.values import Alternative, Counts, Kind, Machine, Refusal, kind_of, layout_of
 
 PIPELINES = (1, 2, 4, 8, 16)
 OTHER_PIPELINES = (3, 5, 6, 7, *range(9, 16))
@@ -144,9 +144,15 @@ def _fullest_with_wards(machine: Machine, counts: Counts, recompute: Recompute, 
     """With the copies that each device keeps of its ward, which may be of another kind."""
     layout = layout_of(counts, machine.trainers)
     tokens = [capacity_of(machine, kind, recompute, replicas) for kind, count in counts for _ in range(count)]
-    spots = spots_of(shares_of(machine.model), layout, copies=True)
+    spots = spots_of(shares_of(machine.model), layout, copies=True, nodes=machine.nodes)
     pairs = {(spot, tokens[seat.replica]) for spot, seat in zip(spots, layout.ranks(), strict=True)}
     return max(spot.peak(replicas, machine.workload(each, recompute)).total for spot, each in pairs)
+
+
+def still_fits(machine: Machine, chosen: Alternative) -> bool:
+    """Whether devices have the memory for what was chosen for them, on these nodes as well."""
+    counts = tuple((kind_of(shape), shape.count) for shape in chosen.replicas)
+    return not machine.memory or fits(machine, fullest(machine, counts, chosen.recompute))
 
 
 def by_tensor(pools: dict[Kind, int]) -> Counts:

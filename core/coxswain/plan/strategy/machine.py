@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from coxswain.config import BatchConfig, ModelConfig, ParallelConfig
-from coxswain.cost.constants import constants_for, device_memory
+from coxswain.cost.constants import Hardware, constants_for, device_memory
 from coxswain.cost.memory import Recompute
 from coxswain.cost.offload import least_share
 from coxswain.plan.strategy.values import Machine
@@ -19,9 +19,10 @@ _BF16, _FP32 = 2, 4
 
 def machine_of(
     model: ModelConfig, parallel: ParallelConfig, batch: BatchConfig, devices: tuple[int, ...], *, whole_matrices: bool,
-    copies: bool = False, least: int = 0,
+    copies: bool = False, least: int = 0, nodes: tuple[str, ...] = (), profile: Hardware | None = None,
 ) -> Machine:  # fmt: skip
-    """`model`: with its vocabulary; `devices`: of each trainer; `whole_matrices`: whether the optimizer needs them.
+    """`model`: with its vocabulary; `devices`, `nodes`: of each trainer; `whole_matrices`: whether the optimizer needs them;
+    `profile`: the job's, by which seconds are counted instead of its policy's hardware; memory is that hardware's.
 
     `least`: tokens of a task that a kind of replicas may have at least where memory does not hold the policy's number. No task
     is larger than a step and its longest sequence.
@@ -30,7 +31,7 @@ def machine_of(
     return Machine(
         trainers=devices,
         model=model,
-        constants=constants_for(parallel.hardware, model),
+        constants=constants_for(profile or parallel.hardware, model),
         capacity=capacity,
         max_degree=parallel.max_degree,
         least=least if least < capacity else 0,
@@ -39,14 +40,17 @@ def machine_of(
         recompute=(parallel.recompute,),
         whole_matrices=whole_matrices,
         longest=batch.max_sequence_tokens,
-        offload=_offload(model, parallel),
+        offload=_offload(model, parallel, profile),
         attention=parallel.attention,
         copies=copies,
+        nodes=nodes,
     )
 
 
-def _offload(model: ModelConfig, parallel: ParallelConfig) -> tuple[tuple[Recompute, float], ...]:
-    shares = [(mode, least_share(model, parallel, model.vocabulary, mode)) for mode in get_args(Recompute)]
+def _offload(
+    model: ModelConfig, parallel: ParallelConfig, profile: Hardware | None
+) -> tuple[tuple[Recompute, float], ...]:
+    shares = [(mode, least_share(model, parallel, model.vocabulary, mode, profile)) for mode in get_args(Recompute)]
     return tuple((mode, share) for mode, share in shares if share)
 
 

@@ -49,6 +49,11 @@ class Kind:
         )
 
 
+def kind_of(shape: ReplicaShape) -> Kind:
+    """The kind of replicas of a shape that mode Auto has chosen: all of its stages have one tensor degree."""
+    return Kind(shape.stages[0].tensor, tuple(stage.layers for stage in shape.stages))
+
+
 Counts = tuple[tuple[Kind, int], ...]
 """How many replicas of each kind: largest tensor groups first, as a layout finds room for them."""
 
@@ -83,6 +88,7 @@ class Machine:
     ] = ()  # the share of any task's activations that leaves the device, by mode
     attention: Attention = "Ring"  # how members of a ring share it
     copies: bool = False  # whether each device keeps a copy of another one's part of the optimizer's state
+    nodes: tuple[str, ...] = ()  # of each trainer, as far as they are known: whose copy a device keeps depends on them
 
     def workload(self, tokens: int, recompute: Recompute) -> Workload:
         """What a replica holds of a task of so many tokens."""

@@ -123,6 +123,12 @@ def test_three_crashes_in_half_an_hour_raise_no_alert(tmp_path: Path) -> None:
     assert_firing(tmp_path, {of_job("coxswain_worker_failures_total"): "0x5 1x3 2x3 3x60"}, m15="", m30="")
 
 
+def test_three_crashes_in_half_an_hour_raise_no_alert_whatever_came_before(tmp_path: Path) -> None:
+    """`increase` counts more of them: it goes beyond the samples, to both ends of its time."""
+    series = {of_job("coxswain_worker_failures_total"): "1x60 2 3 4x60"}
+    assert_firing(tmp_path, series, **{f"m{minute}": "" for minute in range(55, 100)})
+
+
 def of_two_coordinators(name: str, first: str, second: str) -> dict[str, str]:
     """The series of a job whose coordinator's pod is replaced."""
     series = of_job(name)
@@ -153,6 +159,18 @@ def test_a_job_under_a_new_coordinator_every_ten_minutes_that_completes_no_step_
         for name, value in (("coxswain_step", 59), ("coxswain_checkpoint_step", 60)):
             series[of_job(name).replace("coordinator-0", pod)] = f"_x{10 * number} {value}x9 stale"
     assert_firing(tmp_path, series, m25="", m35="CoxswainJobStalled", m55="CoxswainJobStalled")
+
+
+def test_a_job_that_is_gone_after_twenty_minutes_without_a_step_raises_no_alert_afterwards(tmp_path: Path) -> None:
+    """It was deleted or suspended, or its last checkpoint took that long: no coordinator answers."""
+    names = ("coxswain_step", "coxswain_checkpoint_step")
+    series = {of_job(name): "0+1x60 60x20 stale" for name in names}
+    assert_firing(tmp_path, series, **{f"m{minute}": "" for minute in range(60, 120)})
+
+
+def test_an_alert_of_a_stalled_job_ends_soon_after_the_job(tmp_path: Path) -> None:
+    series = {of_job(name): "0+1x60 60x60 stale" for name in ("coxswain_step", "coxswain_checkpoint_step")}
+    assert_firing(tmp_path, series, m119="CoxswainJobStalled", m127="", m140="")
 
 
 def test_an_operator_that_is_down_raises_the_alert_beside_another_release_of_its_name(tmp_path: Path) -> None:
@@ -293,7 +311,9 @@ def test_the_panel_counts_the_steps_that_no_checkpoint_holds(tmp_path: Path, ste
 def counters_of_thresholds() -> list[tuple[str, str]]:
     """(counter, its selector) of each alert that compares a rate or an increase."""
     return [
-        found for alert in alerts() for found in re.findall(r"(?:rate|increase)\((\w+)(\{[^}]*\})?\[", alert["expr"])
+        found
+        for alert in alerts()
+        for found in re.findall(r"(?:rate|increase|max_over_time)\((\w+_total)(\{[^}]*\})?\[", alert["expr"])
     ]
 
 

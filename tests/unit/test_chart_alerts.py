@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from coxswain.api.dashboards import JOB
+from coxswain.api.dashboards import JOB, Panel
 from coxswain.metrics import METRICS
 from coxswain_link.metrics import build
 from tests.charts import CHART, NAMESPACE, of_kind, render
@@ -265,14 +265,22 @@ def test_a_trainer_that_has_a_step_ready_now_and_then_raises_no_alert(tmp_path: 
     assert_firing(tmp_path, series, m80="", m200="")
 
 
+CHOSEN = {"$namespace": "team-a", "$training_job": "demo", "$__rate_interval": "5m", "$__range": "30m"}
+
+
+def chosen(query: str) -> str:
+    """As Grafana asks it for the job."""
+    for variable, value in CHOSEN.items():
+        query = query.replace(variable, value)
+    return query
+
+
 def panel_checks(title: str, *expected: dict[str, float]) -> list[dict]:
     """After ten minutes, of each query of a panel: values by labels, to three digits."""
     (panel,) = (p for p in JOB.panels if p.title == title)
-    chosen = {"$namespace": "team-a", "$training_job": "demo", "$__rate_interval": "5m"}
     found = []
     for (query, _), values in zip(panel.queries, expected, strict=True):
-        for variable, value in chosen.items():
-            query = query.replace(variable, value)
+        query = chosen(query)
         samples = [{"labels": labels, "value": value} for labels, value in values.items()]
         found.append({"expr": f"round({query}, 0.001)", "eval_time": "10m", "exp_samples": samples})
     return found
@@ -299,13 +307,57 @@ def test_panels_add_up_pods_and_sources_and_show_the_extremes_of_trainers(tmp_pa
     promtool(tmp_path, series, checks)
 
 
+MANY = {
+    "Tokens per second": ("coxswain_tokens_total", "source"),
+    "Slowest trainers": ("coxswain_trainer_slowdown", "trainer"),
+    "Compute by trainer": ("coxswain_trainer_compute_seconds", "trainer"),
+    "Steps ready": ("coxswain_constructor_ready_steps", "index"),
+    "Loader memory": ("coxswain_loader_cache_bytes", "index"),
+    "Workers that ended": ("coxswain_worker_exits_total", "trainer"),
+}
+
+
+@pytest.mark.parametrize("panel", [p for p in JOB.panels if p.title in MANY], ids=lambda panel: panel.title)
+def test_a_picture_of_many_has_as_many_lines_as_it_says_though_others_are_the_foremost_in_each_minute(
+    tmp_path: Path, panel: Panel
+) -> None:
+    """Forty take turns: each is far ahead for one minute, and far behind for another."""
+    (metric, label), (query, _) = MANY[panel.title], panel.queries[-1]
+    turns = range(80)
+    series = {}
+    for n in range(40):
+        values, total = [], 100
+        for minute in turns:
+            total += {n: 1000, (n + 20) % 40: 0}.get(minute % 40, 10)
+            values.append(total if metric.endswith("_total") else {n: 200, (n + 20) % 40: 1}.get(minute % 40, 100))
+        series[of_job(metric, f',{label}="{n}"')] = " ".join(map(str, values))
+    number = int(re.search(r"(?:topk|bottomk)\((\d+),", query)[1])  # type: ignore[index]
+    lines = f"count(count_over_time(({chosen(query)})[30m:1m]))"
+    promtool(
+        tmp_path, series, [{"expr": lines, "eval_time": "60m", "exp_samples": [{"labels": "{}", "value": number}]}]
+    )
+
+
+def test_of_many_those_are_shown_that_were_the_foremost_over_the_whole_time(tmp_path: Path) -> None:
+    """Six trainers, of which one was as fast as the others but for its last minute."""
+    series = {
+        of_job("coxswain_trainer_slowdown", f',trainer="t{n}",node="n"'): f"1.{n}x60" if n else "1x59 1.4"
+        for n in range(6)
+    }
+    (panel,) = (p for p in JOB.panels if p.title == "Slowest trainers")
+    ((query, _),) = panel.queries
+    samples = [{"labels": f'{{trainer="t{n}",node="n"}}', "value": float(f"1.{n}")} for n in range(1, 6)]
+    promtool(tmp_path, series, [{"expr": chosen(query), "eval_time": "59m", "exp_samples": samples}])
+
+
 @pytest.mark.parametrize(("step", "saved", "lost"), [(2, 3, 0), (5, 3, 3)])
 def test_the_panel_counts_the_steps_that_no_checkpoint_holds(tmp_path: Path, step: int, saved: int, lost: int) -> None:
     (panel,) = (p for p in JOB.panels if p.title == "Steps since the checkpoint")
     ((query, _),) = panel.queries
-    chosen = query.replace("$namespace", "team-a").replace("$training_job", "demo")
     series = {of_job("coxswain_step"): f"{step}x5", of_job("coxswain_checkpoint_step"): f"{saved}x5"}
-    promtool(tmp_path, series, [{"expr": chosen, "eval_time": "2m", "exp_samples": [{"labels": "{}", "value": lost}]}])
+    promtool(
+        tmp_path, series, [{"expr": chosen(query), "eval_time": "2m", "exp_samples": [{"labels": "{}", "value": lost}]}]
+    )
 
 
 def counters_of_thresholds() -> list[tuple[str, str]]:

@@ -13,9 +13,10 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from coxswain.api.dashboards import DASHBOARDS, Dashboard, Panel, dashboard_json
-from coxswain.metrics import METRICS
+from coxswain.metrics import METRICS, Metric
 from coxswain_link.metrics import build
 from coxswain_operator.children.containers import CONSTRUCTOR, COORDINATOR, LOADER, TRAINER, Service, ports
 from coxswain_operator.kubernetes.connection import Connection
@@ -119,6 +120,21 @@ def test_what_takes_an_hour_is_shown_as_an_hour(what: str) -> None:
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_service_exports_of_a_metric_what_the_page_of_metrics_lists_and_no_series_beside_it(metric: Metric) -> None:
+    """Three hundred sources of a hundred loaders are many series already."""
+    metrics = build(metric.service)
+    one = metrics[metric.name]
+    one = one.labels(*metric.labels) if metric.labels else one
+    how = {"counter": "inc", "gauge": "set", "histogram": "observe"}[metric.kind]
+    getattr(one, how)(1)
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    found = {sample.name for family in families for sample in family.samples}
+    assert [
+        name for name in found if name.startswith(metric.name.removesuffix("_total")) and name not in series()
+    ] == []
 
 
 @pytest.mark.parametrize("service", sorted({metric.service for metric in METRICS}))

@@ -64,6 +64,7 @@ class Leader:
         self._seen: tuple[str, float] = ("", 0.0)  # the Lease's version, and when it was first seen
         self._written: Manifest | None = None  # the Lease as the last own write left it
         self._lost = False
+        self._said = ""  # the error of the last attempt; empty: the server has answered
         self._asleep, self._asleep_before = asleep, asleep()  # the latter as of `renewed`
         self.renewed = 0.0  # when the last successful renewal was sent; 0: not the leader
 
@@ -129,12 +130,14 @@ class Leader:
         while True:
             started, asleep = _clock(), self._asleep()
             try:
-                if await self._take():
+                if ours := await self._take():
                     self.renewed, self._asleep_before = started, asleep
-                    return True
-                return False
+                self._said = ""
+                return ours
             except (Retryable, Refused, NotFound) as error:  # the last: the namespace is gone
-                log.warning("Lease %s/%s: %s", self._namespace, self._name, error)
+                level = logging.DEBUG if str(error) == self._said else logging.WARNING
+                log.log(level, "Lease %s/%s: %s", self._namespace, self._name, error)
+                self._said = str(error)
                 await asyncio.sleep(self._timing.retry)
 
     async def _take(self) -> bool:

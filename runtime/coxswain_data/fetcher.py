@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 _CALL = 60.0  # seconds for one request of slices: a cold loader may have to read and tokenise a lot
 _POLL = 10.0
 _LOADERS_AT_ONCE = 4
+_SAID_SECONDS = 60.0  # between two lines of the log about a loader that is away: it is asked for several times a second
 
 T = TypeVar("T")
 
@@ -39,6 +41,7 @@ class Fetcher:
         self._coordinator, self._token, self._metrics = coordinator, token, metrics
         self._clients: dict[str, tuple[LoaderAddress, SliceClient]] = {}
         self._block_maps: dict[str, BlockMap] = {}
+        self._said: dict[str, float] = {}  # when the log last had a line about a loader
         self._closed = False
         self._pool = ThreadPoolExecutor(_LOADERS_AT_ONCE, thread_name_prefix="fetch")
 
@@ -114,7 +117,9 @@ class Fetcher:
         return self._clients[loader][1]
 
     def _lost(self, loader: str, error: BaseException) -> None:
-        log.warning("no data from %s: %s", loader, error)
+        if (now := time.monotonic()) - self._said.get(loader, float("-inf")) >= _SAID_SECONDS:
+            log.warning("no data from %s: %s", loader, error)
+            self._said[loader] = now
         _, client = self._clients.pop(loader, (None, None))
         if client is not None:
             client.close()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Metric as Family
+from prometheus_client.registry import Collector
 
 from coxswain.metrics import METRICS, Metric
 
@@ -21,6 +24,18 @@ class LateGauge:
         if not self._is_there:
             self._collectors.register(self._gauge)
             self._is_there = True
+
+
+class _Listed(Collector):
+    """Without the library's `_created`, a further series for each of a counter and a histogram: Prometheus does not read it."""
+
+    def __init__(self, collectors: CollectorRegistry) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterator[Family]:
+        for family in self._collectors.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
 
 
 class MetricsRegistry:
@@ -46,7 +61,7 @@ class MetricsRegistry:
 
     def exposition(self) -> bytes:
         """Prometheus text format."""
-        return generate_latest(self._collectors)
+        return generate_latest(_Listed(self._collectors))
 
 
 def build(service: str) -> MetricsRegistry:

@@ -113,6 +113,29 @@ def words(line: str) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize(("state", "holds"), [("Completed", "True"), ("Failed", "False")])
+async def test_kubectl_waits_no_longer_for_the_end_of_a_job_that_was_edited_after_it(
+    api: ApiServer, state: str, holds: str
+) -> None:
+    """It passes over a condition of an earlier generation than the job's."""
+    namespace = new_namespace(api)
+    apply_all(api, namespace)
+    job = api.path(JOBS, "demo", namespace=namespace)
+    end = {"type": "Succeeded", "status": holds, "reason": state, "message": "", "lastTransitionTime": NOW}
+    ended = {
+        "conditions": [{**end, "observedGeneration": 1}],
+        "completionTime": NOW,
+        "updatedAt": NOW,
+        "observedGeneration": 1,
+    }
+    assert api.http.patch(f"{job}/status", json={"status": ended}, headers=MERGE).is_success
+    assert api.http.patch(job, json={"spec": {"stop": {"steps": 200}}}, headers=MERGE).is_success
+    async with connected(api) as cluster:
+        await Controller(cluster, FakeCoordinator()).pass_once(namespace, "demo")
+    waited = kubectl(api, namespace, "wait", "tj/demo", f"--for=condition=Succeeded={holds}", "--timeout=5s")
+    assert waited == "trainingjob.coxswain.dev/demo condition met\n"
+
+
 def test_kubectl_scales_within_the_bounds_and_is_refused_beyond_them(api: ApiServer) -> None:
     namespace = new_namespace(api)
     put(api, namespace, "demo", "Running")

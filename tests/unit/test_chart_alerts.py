@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from coxswain.api.dashboards import JOB
+from coxswain.api.dashboards import JOB, Panel
 from coxswain.metrics import METRICS
 from coxswain_link.metrics import build
 from tests.charts import CHART, NAMESPACE, of_kind, render
@@ -123,6 +123,12 @@ def test_three_crashes_in_half_an_hour_raise_no_alert(tmp_path: Path) -> None:
     assert_firing(tmp_path, {of_job("coxswain_worker_failures_total"): "0x5 1x3 2x3 3x60"}, m15="", m30="")
 
 
+def test_three_crashes_in_half_an_hour_raise_no_alert_whatever_came_before(tmp_path: Path) -> None:
+    """`increase` counts more of them: it goes beyond the samples, to both ends of its time."""
+    series = {of_job("coxswain_worker_failures_total"): "1x60 2 3 4x60"}
+    assert_firing(tmp_path, series, **{f"m{minute}": "" for minute in range(55, 100)})
+
+
 def of_two_coordinators(name: str, first: str, second: str) -> dict[str, str]:
     """The series of a job whose coordinator's pod is replaced."""
     series = of_job(name)
@@ -153,6 +159,18 @@ def test_a_job_under_a_new_coordinator_every_ten_minutes_that_completes_no_step_
         for name, value in (("coxswain_step", 59), ("coxswain_checkpoint_step", 60)):
             series[of_job(name).replace("coordinator-0", pod)] = f"_x{10 * number} {value}x9 stale"
     assert_firing(tmp_path, series, m25="", m35="CoxswainJobStalled", m55="CoxswainJobStalled")
+
+
+def test_a_job_that_is_gone_after_twenty_minutes_without_a_step_raises_no_alert_afterwards(tmp_path: Path) -> None:
+    """It was deleted or suspended, or its last checkpoint took that long: no coordinator answers."""
+    names = ("coxswain_step", "coxswain_checkpoint_step")
+    series = {of_job(name): "0+1x60 60x20 stale" for name in names}
+    assert_firing(tmp_path, series, **{f"m{minute}": "" for minute in range(60, 120)})
+
+
+def test_an_alert_of_a_stalled_job_ends_soon_after_the_job(tmp_path: Path) -> None:
+    series = {of_job(name): "0+1x60 60x60 stale" for name in ("coxswain_step", "coxswain_checkpoint_step")}
+    assert_firing(tmp_path, series, m119="CoxswainJobStalled", m127="", m140="")
 
 
 def test_an_operator_that_is_down_raises_the_alert_beside_another_release_of_its_name(tmp_path: Path) -> None:
@@ -247,14 +265,22 @@ def test_a_trainer_that_has_a_step_ready_now_and_then_raises_no_alert(tmp_path: 
     assert_firing(tmp_path, series, m80="", m200="")
 
 
+CHOSEN = {"$namespace": "team-a", "$training_job": "demo", "$__rate_interval": "5m", "$__range": "30m"}
+
+
+def chosen(query: str) -> str:
+    """As Grafana asks it for the job."""
+    for variable, value in CHOSEN.items():
+        query = query.replace(variable, value)
+    return query
+
+
 def panel_checks(title: str, *expected: dict[str, float]) -> list[dict]:
     """After ten minutes, of each query of a panel: values by labels, to three digits."""
     (panel,) = (p for p in JOB.panels if p.title == title)
-    chosen = {"$namespace": "team-a", "$training_job": "demo", "$__rate_interval": "5m"}
     found = []
     for (query, _), values in zip(panel.queries, expected, strict=True):
-        for variable, value in chosen.items():
-            query = query.replace(variable, value)
+        query = chosen(query)
         samples = [{"labels": labels, "value": value} for labels, value in values.items()]
         found.append({"expr": f"round({query}, 0.001)", "eval_time": "10m", "exp_samples": samples})
     return found
@@ -281,19 +307,65 @@ def test_panels_add_up_pods_and_sources_and_show_the_extremes_of_trainers(tmp_pa
     promtool(tmp_path, series, checks)
 
 
+MANY = {
+    "Tokens per second": ("coxswain_tokens_total", "source"),
+    "Slowest trainers": ("coxswain_trainer_slowdown", "trainer"),
+    "Compute by trainer": ("coxswain_trainer_compute_seconds", "trainer"),
+    "Steps ready": ("coxswain_constructor_ready_steps", "index"),
+    "Loader memory": ("coxswain_loader_cache_bytes", "index"),
+    "Workers that ended": ("coxswain_worker_exits_total", "trainer"),
+}
+
+
+@pytest.mark.parametrize("panel", [p for p in JOB.panels if p.title in MANY], ids=lambda panel: panel.title)
+def test_a_picture_of_many_has_as_many_lines_as_it_says_though_others_are_the_foremost_in_each_minute(
+    tmp_path: Path, panel: Panel
+) -> None:
+    """Forty take turns: each is far ahead for one minute, and far behind for another."""
+    (metric, label), (query, _) = MANY[panel.title], panel.queries[-1]
+    turns = range(80)
+    series = {}
+    for n in range(40):
+        values, total = [], 100
+        for minute in turns:
+            total += {n: 1000, (n + 20) % 40: 0}.get(minute % 40, 10)
+            values.append(total if metric.endswith("_total") else {n: 200, (n + 20) % 40: 1}.get(minute % 40, 100))
+        series[of_job(metric, f',{label}="{n}"')] = " ".join(map(str, values))
+    number = int(re.search(r"(?:topk|bottomk)\((\d+),", query)[1])  # type: ignore[index]
+    lines = f"count(count_over_time(({chosen(query)})[30m:1m]))"
+    promtool(
+        tmp_path, series, [{"expr": lines, "eval_time": "60m", "exp_samples": [{"labels": "{}", "value": number}]}]
+    )
+
+
+def test_of_many_those_are_shown_that_were_the_foremost_over_the_whole_time(tmp_path: Path) -> None:
+    """Six trainers, of which one was as fast as the others but for its last minute."""
+    series = {
+        of_job("coxswain_trainer_slowdown", f',trainer="t{n}",node="n"'): f"1.{n}x60" if n else "1x59 1.4"
+        for n in range(6)
+    }
+    (panel,) = (p for p in JOB.panels if p.title == "Slowest trainers")
+    ((query, _),) = panel.queries
+    samples = [{"labels": f'{{trainer="t{n}",node="n"}}', "value": float(f"1.{n}")} for n in range(1, 6)]
+    promtool(tmp_path, series, [{"expr": chosen(query), "eval_time": "59m", "exp_samples": samples}])
+
+
 @pytest.mark.parametrize(("step", "saved", "lost"), [(2, 3, 0), (5, 3, 3)])
 def test_the_panel_counts_the_steps_that_no_checkpoint_holds(tmp_path: Path, step: int, saved: int, lost: int) -> None:
     (panel,) = (p for p in JOB.panels if p.title == "Steps since the checkpoint")
     ((query, _),) = panel.queries
-    chosen = query.replace("$namespace", "team-a").replace("$training_job", "demo")
     series = {of_job("coxswain_step"): f"{step}x5", of_job("coxswain_checkpoint_step"): f"{saved}x5"}
-    promtool(tmp_path, series, [{"expr": chosen, "eval_time": "2m", "exp_samples": [{"labels": "{}", "value": lost}]}])
+    promtool(
+        tmp_path, series, [{"expr": chosen(query), "eval_time": "2m", "exp_samples": [{"labels": "{}", "value": lost}]}]
+    )
 
 
 def counters_of_thresholds() -> list[tuple[str, str]]:
     """(counter, its selector) of each alert that compares a rate or an increase."""
     return [
-        found for alert in alerts() for found in re.findall(r"(?:rate|increase)\((\w+)(\{[^}]*\})?\[", alert["expr"])
+        found
+        for alert in alerts()
+        for found in re.findall(r"(?:rate|increase|max_over_time)\((\w+_total)(\{[^}]*\})?\[", alert["expr"])
     ]
 
 

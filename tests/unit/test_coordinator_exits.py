@@ -35,6 +35,16 @@ async def test_failures_of_workers_are_counted_together_and_orderly_ends_are_not
         assert b"coxswain_worker_failures_total 2.0\n" in lead.state.metrics.exposition()
 
 
+async def test_an_exit_that_an_agent_reports_twice_is_counted_once(tmp_path):
+    """It repeats the call where an answer is lost, or comes late."""
+    async with training(small(tmp_path)) as lead:
+        for _ in range(2):
+            lead.leave(-9, 1)
+        text = lead.state.metrics.exposition()
+        assert b"coxswain_worker_failures_total 1.0\n" in text
+        assert b'coxswain_worker_exits_total{exit_code="-9",trainer="trainer-1"} 1.0\n' in text
+
+
 async def test_a_run_whose_workers_end_so_in_every_world_fails(tmp_path):
     async with training(small(tmp_path)) as lead:
         await lead.saved(3)

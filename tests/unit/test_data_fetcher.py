@@ -172,6 +172,24 @@ def test_a_fetch_from_an_absent_loader_ends_with_its_generation(job: Job) -> Non
     assert job.asked["/v1/loaders"] == 2
 
 
+def test_a_loader_that_stays_away_is_a_line_of_the_log_and_not_one_for_each_try(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be away for hours, as where no node has room for it, and is asked for several times a second."""
+    job.addresses.clear()
+    active = iter([*[True] * 8, False])
+    with pytest.raises(Stale):
+        job.fetch(wanted(0), active=lambda: next(active))
+    assert (job.asked["/v1/loaders"], caplog.text.count("no data from loader-0")) == (7, 1)
+
+
+def test_each_loader_that_is_away_has_a_line_of_its_own(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.addresses.clear()
+    with pytest.raises(Stale):
+        job.fetch(wanted(0), wanted(2), active=lambda: any(f"loader-{n} has" not in caplog.text for n in (0, 1)))
+    assert [caplog.text.count(f"no data from loader-{n}") for n in (0, 1)] == [1, 1]
+
+
 def test_an_index_that_a_new_coordinator_lacks_is_waited_for(job: Job) -> None:
     """Loaders send it again, which may take minutes; workers train meanwhile."""
     job.without_index = 2

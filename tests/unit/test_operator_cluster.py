@@ -224,6 +224,16 @@ async def test_kinds_that_are_installed_one_after_the_other_are_awaited() -> Non
     assert (clock() - began, server.served) == (6.0, [])
 
 
+async def test_kinds_that_are_missing_are_said_once_until_others_are(caplog: pytest.LogCaptureFixture) -> None:
+    """It looks each two seconds, perhaps for days."""
+    server = Server()
+    server.served = [*[[]] * 9, *[["trainingjobs"]] * 9, ["trainingjobs", "datasources"]]
+    async with over(server) as cluster:
+        await cluster.served(["trainingjobs", "datasources"])
+    said = [record.getMessage().split(": ")[2] for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ["datasources, trainingjobs; install the CRDs", "datasources; install the CRDs"]
+
+
 async def test_a_pod_leaves_the_queue_by_its_uid_and_another_one_that_has_its_name_stays_there() -> None:
     other = Refused("Invalid", "metadata.uid: Invalid value: field is immutable")
     server = Server(pod(version=8), other, NotFound("no such pod"), Refused("Invalid", "annotations: too long"))

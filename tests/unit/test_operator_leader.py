@@ -421,3 +421,25 @@ async def test_a_lease_is_written_in_whole_seconds_and_never_as_shorter_than_it_
     server = Server()
     await candidate(server, timing=Timing(lease, lease - 0.1, 0.2)).acquire()
     assert server.spec["leaseDurationSeconds"] == written
+
+
+async def test_what_keeps_a_candidate_from_the_lease_is_said_once_and_again_after_an_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It asks each two seconds, for as long as a right is missing."""
+    server, failing = Server(), True
+
+    def fault(_: str) -> None:
+        if failing:
+            raise Retryable("no right to leases")
+
+    server.fault = fault
+    leader = candidate(server)
+    acquiring = asyncio.create_task(leader.acquire())
+    await asyncio.sleep(100)
+    assert len(server.calls) > 40 and caplog.text.count("no right to leases") == 1
+    failing = False
+    await acquiring
+    failing, holding = True, asyncio.create_task(leader.hold())
+    await holding
+    assert caplog.text.count("no right to leases") == 2

@@ -80,3 +80,10 @@ async def test_what_no_wait_mends_is_raised_at_once(answer: Manifest | Exception
     with pytest.raises(Refused):
         await load_keys(cast("Connection", server), "coxswain-system")
     assert server.asked == 1
+
+
+async def test_what_the_operator_waits_for_is_said_once_for_each_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """It asks each two seconds, perhaps for days."""
+    await load_keys(cast("Connection", Server(*[AWAY] * 9, *[FORBIDDEN] * 9, AWAY, KEYS)), "coxswain-system")
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == [f"{error}; asking again" for error in (AWAY, FORBIDDEN, AWAY)]

@@ -22,6 +22,10 @@ from tests.unit.reconcile_scenes import COORDINATOR, GANG, LOADER, NOW, TRAINER,
 RUNNING = report("Running", 50)
 FAULT = Fault("StoreUnavailable", "503")
 EARLIER = {"conditions": [condition(t, "False", reason="Earlier") for t in ("DataReady", "CheckpointFresh")]}
+SAVED = {
+    "conditions": [condition("CheckpointFresh", "True", reason="Saved")],
+    "lastCheckpoint": {"step": 40, "uri": "file:///runs/demo/manifests/step-0000000040.json", "time": "then"},
+}
 EVERY_TEN: dict[str, Any] = {"checkpoint": {"uri": "file:///runs/demo", "everySteps": 10}}
 TRAINED = {"conditions": [condition("Succeeded", "Unknown", reason="Running")]}
 DEGRADED = {"conditions": [condition("Degraded", "True", reason="Restarting")]}
@@ -89,6 +93,12 @@ def saved(step: int) -> Scene:
         ("Suspended", Scene(GANG), "Suspended", "", ("True", "Suspended", "why")),
         ("CheckpointFresh", Scene(GANG), "Running", "", ("Unknown", "NotReported", "")),
         ("CheckpointFresh", Scene(GANG, status=EARLIER), "Running", "", ("False", "Earlier", "")),
+        ("CheckpointFresh", Scene(GANG, report("Waiting", checkpoint_step=-1), status=SAVED), "Restarting", "",
+         ("True", "Saved", "")),
+        ("CheckpointFresh", Scene(GANG, report("Indexing", checkpoint_step=-1), status=SAVED), "Indexing", "",
+         ("True", "Saved", "")),
+        ("CheckpointFresh", Scene(GANG, report("Indexing", checkpoint_step=-1)), "Indexing", "",
+         ("False", "NoCheckpoint", "no checkpoint yet")),
         ("CheckpointFresh", saved(-1), "Running", "", ("False", "NoCheckpoint", "no checkpoint yet")),
         ("CheckpointFresh", saved(30), "Running", "", ("True", "Saved", "")),
         ("CheckpointFresh", saved(29), "Running", "",

@@ -83,7 +83,9 @@ async def test_an_edit_of_a_job_that_has_ended_is_observed_and_nothing_else_of_i
     world.edit("TrainingJob", "demo", ttlSecondsAfterFinished=9000)
     await passes(world)
     assert world.state == state and world.status_writes == written + 1
-    assert world.job["status"] == {**before, "observedGeneration": world.job["metadata"]["generation"]}
+    newest = {"observedGeneration": world.job["metadata"]["generation"]}
+    conditions = [{**condition, **newest} for condition in before["conditions"]]
+    assert world.job["status"] == {**before, **newest, "conditions": conditions}
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,15 @@ def _quantiles(metric: str, where: str, by: str = "") -> tuple[tuple[str, str], 
     )
 
 
+def _foremost(number: int, by: str, metric: str, how: str = "max", order: str = "topk", rate: bool = False) -> str:
+    """Of one job's series those that are the foremost over the whole time shown. Those of each moment would be many lines: nearly
+    each of a thousand equal trainers is among five at some time."""
+    series = f"{metric}{{{_JOB}}}"
+    now = f"rate({series}[$__rate_interval])" if rate else series
+    whole = f"{'rate' if rate else 'avg_over_time'}({series}[$__range] @ end())"
+    return f"{how} by ({by}) ({now}) and on ({by}) {order}({number}, {how} by ({by}) ({whole}))"
+
+
 JOB = Dashboard(
     "coxswain-job",
     "Coxswain: one job",
@@ -78,10 +87,10 @@ JOB = Dashboard(
         ),
         Panel("Evaluation time", "Wall time of an evaluation.", "s", _quantiles("coxswain_evaluation_seconds", _JOB)),
         Panel(
-            "Tokens per second", "Trained on: of all sources of the mix, and of the twelve with most.", "short",
+            "Tokens per second", "Trained on: of all sources of the mix, and of the twelve with most in the time shown.", "short",
             (
                 (f"sum(rate(coxswain_tokens_total{{{_JOB}}}[$__rate_interval]))", "all"),
-                (f"topk(12, sum by (source) (rate(coxswain_tokens_total{{{_JOB}}}[$__rate_interval])))", "{{source}}"),
+                (_foremost(12, "source", "coxswain_tokens_total", "sum", rate=True), "{{source}}"),
             ),
         ),
         Panel("Step time", "Wall time of a step.", "s", _quantiles("coxswain_step_seconds", _JOB)),
@@ -91,12 +100,13 @@ JOB = Dashboard(
         ),
         Panel(
             "Slowest trainers",
-            "Compute of the slowest rank over its planned compute, as a multiple of the median rank's: 1 is even.", "none",
-            ((f"topk(5, max by (trainer, node) (coxswain_trainer_slowdown{{{_JOB}}}))", "{{trainer}} {{node}}"),),
+            "Compute of the slowest rank over its planned compute, as a multiple of the median rank's: 1 is even. "
+            "The five slowest in the time shown.", "none",
+            ((_foremost(5, "trainer, node", "coxswain_trainer_slowdown"), "{{trainer}} {{node}}"),),
         ),
         Panel(
             "Compute by trainer", "Of a step, by the slowest rank of each trainer: the ten longest.", "s",
-            ((f"topk(10, max by (trainer, node) (coxswain_trainer_compute_seconds{{{_JOB}}}))", "{{trainer}} {{node}}"),),
+            ((_foremost(10, "trainer, node", "coxswain_trainer_compute_seconds"), "{{trainer}} {{node}}"),),
         ),
         Panel(
             "Plan over bound", "Planned makespan over a bound that no plan can beat: near 1, the plan is not to blame.", "none",
@@ -104,13 +114,13 @@ JOB = Dashboard(
         ),
         Panel(
             "Steps ready", "Assembled ahead of the workers, of the ten trainers with fewest: 0 means that the data are to blame.",
-            "short", ((f"bottomk(10, min by (index) (coxswain_constructor_ready_steps{{{_JOB}}}))", "trainer {{index}}"),),
+            "short", ((_foremost(10, "index", "coxswain_constructor_ready_steps", "min", "bottomk"), "trainer {{index}}"),),
         ),
         Panel("Assembly", "Fetching and assembling a step.", "s", _quantiles("coxswain_constructor_assembly_seconds", _JOB)),
         Panel("Loader requests", "Time to answer for one slice.", "s", _quantiles("coxswain_loader_request_seconds", _JOB)),
         Panel(
             "Loader memory", "Samples whose pieces are in flight, of the ten loaders with most.", "bytes",
-            ((f"topk(10, sum by (index) (coxswain_loader_cache_bytes{{{_JOB}}}))", "loader {{index}}"),),
+            ((_foremost(10, "index", "coxswain_loader_cache_bytes", "sum"), "loader {{index}}"),),
         ),
         Panel("Checkpoint time", "From the step boundary to the manifest.", "s", _quantiles("coxswain_checkpoint_seconds", _JOB)),
         Panel(
@@ -123,10 +133,7 @@ JOB = Dashboard(
             "1 is tried again, 2 ends the job.",
             "short",
             (
-                (
-                    f"topk(20, sum by (trainer, exit_code) (coxswain_worker_exits_total{{{_JOB}}}))",
-                    "{{trainer}}: {{exit_code}}",
-                ),
+                (_foremost(20, "trainer, exit_code", "coxswain_worker_exits_total", "sum"), "{{trainer}}: {{exit_code}}"),
             ),
         ),
     ),

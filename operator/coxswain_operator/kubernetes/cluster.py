@@ -238,8 +238,11 @@ class KubernetesCluster:
 
     async def served(self, plurals: Sequence[str], pause: float = DISCOVERY_SECONDS) -> None:
         """Returns once the server knows our kinds: their definitions may be installed after the operator."""
+        said = set[str]()
         while missing := set(plurals) - await until_given(lambda: served(self._connection, API_VERSION)):
-            log.warning("%s: not served yet: %s; install the CRDs", API_VERSION, ", ".join(sorted(missing)))
+            level = logging.DEBUG if missing == said else logging.WARNING
+            log.log(level, "%s: not served yet: %s; install the CRDs", API_VERSION, ", ".join(sorted(missing)))
+            said = missing
             await asyncio.sleep(pause)
 
     def silence(self, now: float) -> float:

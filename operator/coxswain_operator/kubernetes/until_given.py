@@ -19,9 +19,11 @@ PAUSE_SECONDS = 2.0
 
 async def until_given(ask: Callable[[], Awaitable[T]]) -> T:
     """Repeats while the server is away, and while it forbids the call: rights may be granted later."""
+    said = ""
     while True:
         try:
             return await ask()
         except (Retryable, Denied) as error:
-            log.warning("%s; asking again", error)
+            log.log(logging.DEBUG if str(error) == said else logging.WARNING, "%s; asking again", error)
+            said = str(error)
             await asyncio.sleep(max(PAUSE_SECONDS, asked_by(error)))

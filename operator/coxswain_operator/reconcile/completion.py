@@ -97,11 +97,13 @@ def reconcile_finished(ctx: Context) -> Decision:
 
 
 def _observed(ctx: Context) -> tuple[WriteStatus, ...]:
-    """Says that an edit was seen, which changes nothing. Tools that apply a job and wait for it take one that lags for busy."""
+    """Says that an edit was seen, which changes nothing. Tools that apply a job and wait for it take one that lags for busy, and
+    `kubectl wait` a condition that does."""
     meta, newest = ctx.observed.job["metadata"], generation(ctx.observed.job)
     if ctx.is_deleting or not 0 < ctx.status.observed_generation < newest:
         return ()
-    status = to_manifest(replace(ctx.status, observed_generation=newest))
+    conditions = tuple(replace(condition, observed_generation=newest) for condition in ctx.status.conditions)
+    status = to_manifest(replace(ctx.status, observed_generation=newest, conditions=conditions))
     return (WriteStatus("TrainingJob", ctx.name, status, str(meta.get("resourceVersion", ""))),)
 
 

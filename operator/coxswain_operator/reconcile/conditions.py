@@ -120,7 +120,8 @@ def _suspended(ctx: Context, result: PolicyResult) -> _Facts:
 
 def _fresh(ctx: Context, result: PolicyResult) -> _Facts:
     report = ctx.report
-    if report is None:
+    unread = report is not None and report.checkpoint_step < 0 and ctx.status.last_checkpoint is not None
+    if report is None or unread:  # a new coordinator waits for its store, or for the location
         old = ctx.status.condition("CheckpointFresh")
         return (old.status, old.reason, old.message) if old else ("Unknown", "NotReported", "")
     if report.checkpoint_step < 0:

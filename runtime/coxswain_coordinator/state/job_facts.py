@@ -27,7 +27,7 @@ from coxswain_coordinator.state.job_strategy import JobStrategy
 from coxswain_coordinator.state.notifier import Notifier, Topic
 from coxswain_coordinator.state.registry import MemberRegistry, index_of
 from coxswain_coordinator.state.session import Session
-from coxswain_coordinator.state.trainers import Trainers
+from coxswain_coordinator.state.trainers import Exits, Trainers
 from coxswain_coordinator.store_executor import StoreExecutor
 from coxswain_coordinator.stragglers.guard import Guard
 from coxswain_coordinator.stragglers.ladder import Ladder
@@ -49,6 +49,7 @@ class JobFacts:
         self.instance = secrets.token_hex(8)  # senders repeat unsaved messages to a new one
         self.notifier, self.registry, self.store_executor = Notifier(), MemberRegistry(), StoreExecutor()
         self.events = EventLog(clock)
+        self.exits = Exits(metrics)
         self.tracking = Tracking(sinks_of(job, run_dir), self._tracker_failed)
         self.history = History(run_dir, metrics, job.parallelism.hardware)
         self.hardware = load_hardware(job.parallelism.hardware)  # or the job's profile

@@ -13,7 +13,7 @@ from coxswain_coordinator.state.job_steps import JobSteps
 from coxswain_coordinator.state.notifier import Topic
 from coxswain_coordinator.state.registry import Arrival, index_of
 from coxswain_coordinator.state.session import Hearsay, Session
-from coxswain_coordinator.state.trainers import count_exit, forget
+from coxswain_coordinator.state.trainers import forget
 from coxswain_coordinator.steps import seconds_beside_tasks
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class JobState(JobSteps):
         A user's fault ends the job in any generation that is not newer; another failure costs the world.
         """
         self.check_newest(exit_.generation)
-        count_exit(self.metrics, exit_)
+        self.exits.count(exit_)
         session = self.session
         if session is None:  # the world that its agent reported is lost
             self.registry.expect_again("trainer")

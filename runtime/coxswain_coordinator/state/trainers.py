@@ -59,8 +59,18 @@ def forget(metrics: Metrics) -> None:
         metrics[name].clear()
 
 
-def count_exit(metrics: Metrics, exit_: WorkerExit) -> None:
-    """Counts the end of a worker. Failures also have a series without labels: those of many trainers come to one number."""
-    metrics["coxswain_worker_exits_total"].labels(exit_.trainer, exit_.exit_code).inc()
-    if exit_.exit_code not in (Exit.DONE, Exit.STOPPED):
-        metrics["coxswain_worker_failures_total"].inc()
+class Exits:
+    """Counts the ends of workers, each once: an agent repeats the call where the answer is lost. Failures also have a series
+    without labels: those of many trainers come to one number."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics, self._counted = metrics, set[tuple[int, str, int, int]]()
+
+    def count(self, exit_: WorkerExit) -> None:
+        key = exit_.generation, exit_.trainer, exit_.device, exit_.exit_code
+        if key in self._counted:
+            return
+        self._counted.add(key)
+        self._metrics["coxswain_worker_exits_total"].labels(exit_.trainer, exit_.exit_code).inc()
+        if exit_.exit_code not in (Exit.DONE, Exit.STOPPED):
+            self._metrics["coxswain_worker_failures_total"].inc()

@@ -11,7 +11,7 @@ import typer
 from coxswain.api.validate import check
 from coxswain.errors import Refused
 from coxswain_cli.apply import suspended
-from coxswain_cli.readers.choose import Context, Kubeconfig, Namespace, refusals
+from coxswain_cli.readers.choose import Context, JobWithPods, Kubeconfig, Namespace, refusals
 from coxswain_cli.readers.stored_run import is_location
 from coxswain_cli.workdir import find_workdir, is_open, request_trainers
 from coxswain_operator.local.objects import read_objects
@@ -20,9 +20,7 @@ Manifest = dict[str, Any]
 
 
 def scale_command(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="A work directory, a job below runs/, or a job of a cluster.")
-    ],
+    job: JobWithPods,
     trainers: Annotated[int, typer.Argument(metavar="N", min=1, help="Between trainers.minCount and maxCount.")],
     kubeconfig: Kubeconfig = None,
     context: Context = "",

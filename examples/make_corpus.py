@@ -60,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"make_corpus: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130  # as shells have it
     describe(options.output, summary)
     return 0
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from coxswain.boxes import Box, full_box, match
 from coxswain.config import TokenizerConfig
 from coxswain.errors import CoxswainError, Refused
-from coxswain.exits import Exit
+from coxswain.exits import INTERRUPTED, Exit
 from coxswain.planlog import manifest_key, manifest_steps
 from coxswain.uris import file_uri
 from coxswain.wire import CheckpointManifest, Shard
@@ -261,6 +261,9 @@ def main(words: list[str]) -> int:
     except (CoxswainError, OSError) as error:
         sys.stderr.write(f"{getattr(error, 'reason', 'NotExported')}: {error}\n")
         return Exit.USER_FAULT
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped: nothing was written\n")
+        return INTERRUPTED
     sys.stdout.write(f"weights after {step} steps: {given.output}\n")
     return Exit.DONE
 

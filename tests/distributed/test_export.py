@@ -376,6 +376,7 @@ def test_an_interrupted_export_leaves_nothing_and_the_next_one_is_whole(
     (tmp_path / f".{name}.partial" / "half").write_bytes(b"x")
     assert export(store, tmp_path / name) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["run", name])
+    assert export(store, tmp_path / "new" / "folders" / name) == 3
 
 
 def test_an_export_of_a_step_without_a_checkpoint_names_the_steps_that_have_one(

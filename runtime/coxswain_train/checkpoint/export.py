@@ -69,7 +69,7 @@ def _export(store: Store, step: int, output: Path, options: Options) -> None:
     else:
         _check_output(output, manifest)
         with _partial(output) as folder:
-            folder.mkdir(parents=True)
+            folder.mkdir()
             _write_folder(store, manifest, folder, options)
 
 
@@ -129,6 +129,7 @@ def _partial(output: Path) -> Iterator[Path]:
     output = Path(os.path.realpath(output))
     partial = output.with_name(f".{output.name}.partial")
     _remove(partial)
+    partial.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield partial
         if output.is_dir():

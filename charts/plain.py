@@ -1,5 +1,5 @@
 """`python charts/plain.py [--set KEY=VALUE]...`: the chart as plain manifests on standard output,
-for `kubectl apply`.
+for `kubectl apply --server-side`.
 
 The namespace comes first, then what Helm would install; `helm test` stays behind. Options are those
 of `helm template`.

@@ -60,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"make_corpus: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130  # as shells have it
     describe(options.output, summary)
     return 0
 
@@ -75,8 +77,13 @@ def existing(output: Path) -> dict[str, Any] | None:
         raise ValueError(
             f"--output {output}: exists and is no corpus of this program; name another folder or remove it"
         )
-    summary: dict[str, Any] = json.loads(marker.read_text())
-    return summary if summary["recipe"] == recipe() else None
+    try:
+        summary: dict[str, Any] = json.loads(marker.read_text())
+        return summary if summary["recipe"] == recipe() and summary["sources"] else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"--output {output}: its corpus.json is damaged; remove the folder, or name another"
+        ) from error
 
 
 def recipe() -> dict[str, object]:

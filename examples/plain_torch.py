@@ -98,3 +98,5 @@ if __name__ == "__main__":
         main()
     except CoxswainError as error:
         raise SystemExit(f"{error.reason}: {error}") from error
+    except KeyboardInterrupt:  # the same command goes on behind the last step
+        raise SystemExit(130) from None

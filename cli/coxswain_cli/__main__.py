@@ -69,14 +69,14 @@ class _Forward(TyperCommand):
 
 
 def _add(group: typer.Typer, name: str, target: str, text: str) -> None:
-    """Adds a command that passes all its arguments, --help too, to the function `module:name`."""
+    """Adds a command that passes all its arguments, --help too, to the function `module:name`, whose docstring is its help."""
 
     @group.command(name, cls=_Forward, help=text, add_help_option=False)
     def forward(context: typer.Context) -> None:
         module, function = target.split(":")
         inner = typer.Typer(add_completion=False, rich_markup_mode=None)
         try:
-            inner.command(help=text)(getattr(importlib.import_module(module), function))
+            inner.command()(getattr(importlib.import_module(module), function))
         except KeyboardInterrupt:  # importing may take a second
             raise SystemExit(INTERRUPTED) from None
         typer.main.get_command(inner)(args=context.args, prog_name=context.command_path)

@@ -40,13 +40,20 @@ async def apply(cluster: LocalCluster, objects: list[Manifest]) -> Applied:
     pairs = [(old, new) for old, new in zip(stored, wanted, strict=True) if old]
     refused = [text for old, new in pairs for text in _compared(cluster, old, new)]
     if refused and any(has_trained(old) for old, _ in pairs):
-        way_out = "undo the change, or run the changed job in another --workdir with another checkpoint uri"
-        raise Refused("Immutable", "\n".join(["refused", *(f"  {text}" for text in refused), way_out]))
+        raise Refused("Immutable", "\n".join(["refused", *(f"  {text}" for text in refused), _way_out(pairs)]))
     applied = [await _store(cluster, old, new) for old, new in zip(stored, wanted, strict=True)]
     job = next(o for o in applied if o["kind"] == "TrainingJob")
     changed = any(_content(old) != _content(new) for old, new in pairs) or len(pairs) < len(wanted)
     extended = any(old["kind"] == "TrainingJob" and old["spec"]["stop"] != new["spec"]["stop"] for old, new in pairs)
     return Applied(job, changed, extended)
+
+
+def _way_out(pairs: list[tuple[Manifest, Manifest]]) -> str:
+    """Where files name folders beside them, a folder that was moved is another one with the same checkpoints."""
+    jobs = [pair for pair in pairs if pair[0]["kind"] == "TrainingJob"]
+    moved = any(old["spec"]["checkpoint"]["uri"] != new["spec"]["checkpoint"]["uri"] for old, new in jobs)
+    there = ": it resumes from the checkpoints at its checkpoint.uri, as of a folder that was moved"
+    return f"undo the change, or run the changed job in another --workdir{there if moved else ' with another checkpoint uri'}"
 
 
 async def _check_alone(cluster: LocalCluster, job: str) -> None:

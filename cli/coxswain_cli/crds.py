@@ -6,5 +6,5 @@ from coxswain.api.crd import crds, to_yaml
 
 
 def crds_command() -> None:
-    """Print the CRDs as YAML, for `kubectl apply -f -`."""
+    """Print the CRDs as YAML, for `kubectl apply --server-side --filename -`."""
     print("---\n".join(to_yaml(crd) for crd in crds()), end="")

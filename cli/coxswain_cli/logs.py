@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from coxswain.errors import Refused
-from coxswain_cli.readers.choose import Context, Job, Kubeconfig, Namespace, reader_of, refusals
+from coxswain_cli.readers.choose import Context, JobWithPods, Kubeconfig, Namespace, reader_of, refusals
 
 
 def logs_command(
-    job: Job,
+    job: JobWithPods,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the processes end.")] = False,
     trainer: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only trainer N.")] = None,
     loader: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only loader N.")] = None,

@@ -11,18 +11,16 @@ import typer
 from coxswain.api.validate import check
 from coxswain.errors import Refused
 from coxswain_cli.apply import suspended
-from coxswain_cli.readers.choose import Context, Kubeconfig, Namespace, refusals
+from coxswain_cli.readers.choose import Context, JobWithPods, Kubeconfig, Namespace, refusals
 from coxswain_cli.readers.stored_run import is_location
-from coxswain_cli.workdir import find_workdir, is_open, request_trainers
+from coxswain_cli.workdir import condition, find_workdir, is_open, request_trainers
 from coxswain_operator.local.objects import read_objects
 
 Manifest = dict[str, Any]
 
 
 def scale_command(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="A work directory, a job below runs/, or a job of a cluster.")
-    ],
+    job: JobWithPods,
     trainers: Annotated[int, typer.Argument(metavar="N", min=1, help="Between trainers.minCount and maxCount.")],
     kubeconfig: Kubeconfig = None,
     context: Context = "",
@@ -51,7 +49,8 @@ def scale_here(workdir: Path, trainers: int) -> str:
     if faults := check(with_trainers(jobs[0], trainers), before):
         raise Refused("Invalid", "; ".join(fault.text for fault in faults))
     if not running:
-        way_out = f"repeat the command with --set spec.trainers.count={trainers}"
+        first = "raise spec.stop, and " if condition(jobs[0], "Succeeded").get("status") == "True" else ""
+        way_out = f"{first}repeat the command with --set spec.trainers.count={trainers}"
         raise Refused("NotRunning", f"the `cox run` of {workdir} has ended; {way_out}")
     request_trainers(workdir, trainers)
     return str(jobs[0]["metadata"]["name"])

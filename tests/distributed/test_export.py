@@ -20,6 +20,7 @@ from torch import Tensor
 from coxswain.boxes import full_box, window, zero_shard
 from coxswain.config import CustomModel, EndpointConfig, ModelConfig, TokenizerConfig
 from coxswain.errors import Refused
+from coxswain.exits import INTERRUPTED
 from coxswain.models import parameter_specs
 from coxswain.planlog import manifest_key
 from coxswain.wire import Shard
@@ -333,10 +334,6 @@ def test_a_tokenizer_may_be_given_instead_of_the_jobs_or_left_out(tmp_path: Path
     assert sorted(path.name for path in (tmp_path / "bare").iterdir()) == ["config.json", "model.safetensors"]
 
 
-class Killed(BaseException):
-    """What ends an export without its consent."""
-
-
 @pytest.mark.parametrize("word", ["²", "-1", "1.0", "9" * 5000, "newest"])
 def test_what_is_no_number_of_a_step_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
@@ -360,7 +357,7 @@ def test_a_size_of_files_that_holds_no_weight_is_refused_by_name(
 
 @pytest.mark.parametrize("name", ["out", "weights.safetensors"])
 def test_an_interrupted_export_leaves_nothing_and_the_next_one_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     store = checkpoint(tmp_path / "run", drawn(MODEL), MODEL)
     calls, plain = [], save_load.read_shard
@@ -368,17 +365,18 @@ def test_an_interrupted_export_leaves_nothing_and_the_next_one_is_whole(
     def failing(store: Store, shard: object) -> object:
         calls.append(shard)
         if len(calls) == 3:
-            raise Killed
+            raise KeyboardInterrupt
         return plain(store, shard)  # type: ignore[arg-type]
 
     monkeypatch.setattr(save_load, "read_shard", failing)
-    with pytest.raises(Killed):
-        export(store, tmp_path / name)
+    assert main([(tmp_path / "run").as_uri(), str(tmp_path / name)]) == INTERRUPTED
+    assert capsys.readouterr().err == "stopped: nothing was written\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     (tmp_path / f".{name}.partial").mkdir()  # of an export that was killed by SIGKILL
     (tmp_path / f".{name}.partial" / "half").write_bytes(b"x")
     assert export(store, tmp_path / name) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["run", name])
+    assert export(store, tmp_path / "new" / "folders" / name) == 3
 
 
 def test_an_export_of_a_step_without_a_checkpoint_names_the_steps_that_have_one(

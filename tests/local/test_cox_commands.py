@@ -76,6 +76,26 @@ def test_every_command_explains_itself():
         assert "Usage: " in output
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("run", "Exit code 0: Succeeded, or stopped as asked. 1: Failed. 2: refused. 130: stopped at once."),
+        ("validate", "Exit code 0, or 2 with faults."), ("plan step", "exit code 2 if it cannot be planned"),
+        ("crds", "for `kubectl apply --server-side --filename -`"),
+    ],
+)  # fmt: skip
+def test_the_help_of_a_command_says_more_than_the_list_of_commands(command, said):
+    """What a script needs, the exit codes above all, stands there."""
+    _, output = cox(*command.split(), "--help")
+    assert said in " ".join(output.split())
+
+
+@pytest.mark.parametrize(("command", "taken"), [("status", 1), ("report", 1), ("logs", 0), ("scale", 0)])
+def test_the_help_of_a_command_names_a_checkpoint_location_only_where_it_is_taken(command, taken):
+    _, output = cox(command, "--help")
+    assert output.count("checkpoint.uri") == taken
+
+
 def test_the_version_is_printed():
     code, output = cox("--version")
     assert (code, output.startswith("cox ")) == (0, True)

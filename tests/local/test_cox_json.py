@@ -4,8 +4,11 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.local.jobs import STEPS
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 def test_a_script_reads_each_step_and_event_of_a_run_and_its_end(calm):
@@ -24,6 +27,16 @@ def test_a_script_reads_each_step_and_event_of_a_run_and_its_end(calm):
     )
     assert (facts["state"], facts["steps"], facts["loss"]["last"]) == ("Completed", STEPS, end["loss"])
     assert facts["stream_digest"] == calm.digests()[-1][0]
+
+
+def test_a_line_has_no_other_type_than_those_that_the_page_names(calm):
+    lines = [json.loads(line) for line in (calm.folder / "output.jsonl").read_text().splitlines()]
+    (said,) = re.findall(r"^`--json` makes `cox run` (.*?) a refusal", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert (
+        {line["type"] for line in lines}
+        == {"step", "event", "state", "note", "end"}
+        <= set(re.findall(r"`(\w+)`", said))
+    )
 
 
 def test_behind_a_complete_run_each_of_its_processes_has_ended_with_code_0(calm):

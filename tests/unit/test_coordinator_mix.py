@@ -18,7 +18,7 @@ from coxswain.membership.stream import initial_cursor
 from coxswain.membership.values import Cursor, MixRecord, Sequence
 from coxswain.planlog import MembershipSegment, membership_key, mix_key
 from coxswain.wire import JobReport
-from coxswain_coordinator.planning.committer import Committer
+from coxswain_coordinator.planning.committer import SEGMENT_STEPS, Committer
 from coxswain_coordinator.planning.mix_edits import MixEdits
 from coxswain_coordinator.planning.mix_history import MixHistory
 from coxswain_coordinator.planning.plan_log import PlanLog
@@ -39,8 +39,9 @@ def edited(job: JobConfig, code: int, docs: int, phases: tuple[PhaseConfig, ...]
 class Run:
     """A run whose coordinator may be edited and restarted between commits."""
 
-    def __init__(self, folder: Path) -> None:
-        self.job, self.generation = make_job(folder, stop_steps=1000), 0
+    def __init__(self, folder: Path, most: int = SEGMENT_STEPS) -> None:
+        """`most`: steps that one commit plans."""
+        self.job, self.generation, self.most = make_job(folder, stop_steps=1000), 0, most
         self.steps: dict[int, tuple[Sequence, ...]] = {}
         self.cursors: dict[int, Cursor] = {0: initial_cursor(self.job.mix)}
         self.restart(0)
@@ -56,7 +57,7 @@ class Run:
         return self.committer.mixes.offer(job.mix)
 
     def commit(self) -> None:
-        found = self.committer.commit(self.cursors[self.at], 1000)
+        found = self.committer.commit(self.cursors[self.at], 1000, most=self.most)
         for plan in found.plans:
             assert self.steps.setdefault(plan.step, plan.sequences) == plan.sequences, f"step {plan.step} changed"
         self.cursors |= found.cursors
@@ -81,6 +82,19 @@ def test_an_edit_leaves_planned_steps_and_counts_from_the_first_step_without_a_p
     assert [run.cursors[step].mix for step in (16, 17, 32)] == [0, 1, 1]
     log = run.committer.log
     assert [log.membership(segment).mix for segment in range(4)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("planned", "first"), [(1, 8), (3, 8), (7, 8), (8, 8), (9, 16)])
+def test_where_plans_are_made_step_by_step_an_edit_counts_from_the_next_multiple_of_eight(tmp_path, planned, first):
+    """As under Rebalance, with two steps planned behind the one that runs: three to ten steps ahead of that."""
+    run = Run(tmp_path, most=1)
+    run.reach(planned)
+    run.edit(edited(run.job, 0, 1))
+    assert run.committer.mixes.first_step() == first
+    run.reach(first + 8)
+    assert [sources_of(run, range(first - 8, first)), sources_of(run, range(first, first + 8))] == [
+        {"code", "docs"}, {"docs"},
+    ]  # fmt: skip
 
 
 def test_a_mix_that_is_what_the_latest_record_says_is_not_recorded_again(tmp_path):

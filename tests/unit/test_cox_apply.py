@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coxswain.errors import Refused
 from coxswain.names import ANNOTATION_RETRY, ANNOTATION_STOP_AT
 from coxswain_cli.apply import apply
 from coxswain_operator.local import LocalCluster
@@ -56,6 +58,24 @@ async def test_a_repeated_and_changed_export_keeps_the_identity_and_the_status_o
     assert (again.changed, again.extended) == (True, True)
     assert (again.job["metadata"]["uid"], again.job["metadata"]["generation"]) == (first["metadata"]["uid"], 2)
     assert again.job["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("change", "way_out"),
+    [
+        ({"spec.seed": 2}, "with another checkpoint uri"),
+        ({"spec.checkpoint.uri": "s3://moved/run/"}, ": it resumes from the checkpoints at its checkpoint.uri, as of a folder"),
+    ],
+)  # fmt: skip
+async def test_a_job_whose_checkpoints_were_moved_is_not_sent_to_others(
+    tmp_path: Path, change: Manifest, way_out: str
+) -> None:
+    """Relative uris follow the folder of their file: where that was moved, another work directory resumes."""
+    async with LocalCluster(tmp_path) as cluster:
+        await apply(cluster, [sample("TrainingJob")])
+        await cluster.patch_status("TrainingJob", "default", "demo", {"lastCheckpoint": {"step": 8}}, "")
+        with pytest.raises(Refused, match=f"or run the changed job in another --workdir ?{re.escape(way_out)}"):
+            await apply(cluster, [sample("TrainingJob", change)])
 
 
 async def test_a_stop_that_an_earlier_run_was_asked_for_is_gone_when_the_command_is_repeated(tmp_path: Path) -> None:

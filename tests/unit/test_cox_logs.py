@@ -74,6 +74,18 @@ def test_what_cannot_be_shown_is_refused_in_one_line(workdir: Path, options: lis
     assert (code, len(lines), words in lines[0]) == (2, 1, True)
 
 
+@pytest.mark.parametrize("name", ["logs", "logs/demo-loader-0-0"])
+def test_a_folder_of_logs_that_cannot_be_listed_is_not_said_to_be_empty(workdir: Path, name: str) -> None:
+    """As another user's; here a link to itself, which root may not list either."""
+    (workdir / name).rename(workdir / "away")
+    (workdir / name).symlink_to(workdir / name)
+    code, lines = cox(workdir, "--loader", "0")
+    assert (code, len(lines)) == (2, 1)
+    assert lines[0].startswith(
+        f"cox logs: {workdir / name} cannot be listed (Too many levels of symbolic links); repeat this as"
+    )
+
+
 def test_the_advice_of_a_refusal_can_be_followed_to_the_letter_wherever_the_work_directory_is(tmp_path: Path) -> None:
     (tmp_path / "my runs" / "cluster").mkdir(parents=True)
     _, lines = cox(tmp_path / "my runs")

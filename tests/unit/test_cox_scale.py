@@ -134,6 +134,14 @@ def test_a_run_that_has_ended_and_could_not_be_scaled_while_it_ran_is_scaled_by_
     assert "has ended; repeat the command with --set spec.trainers.count=6" in scale(tmp_path, 6)[1]
 
 
+def test_a_complete_run_is_scaled_by_its_command_where_there_is_more_to_train(workdir: Path) -> None:
+    """Else that command would say that the job is complete."""
+    end = {"type": "Succeeded", "status": "True", "reason": "Completed", "message": "", "lastTransitionTime": ""}
+    job = {**defaulted(sample("TrainingJob")), "metadata": METADATA, "status": {"conditions": [end]}}
+    samples.write_object(workdir, "TrainingJob", "demo", job)
+    assert "has ended; raise spec.stop, and repeat the command with --set spec.trainers.count=6" in scale(workdir, 6)[1]
+
+
 def test_a_place_that_holds_no_job_is_refused(tmp_path: Path) -> None:
     assert scale("s3://runs/demo", 2) == (
         2, "cox scale: s3://runs/demo is a checkpoint location; name a work directory, or a job with --namespace\n",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +159,31 @@ def test_without_a_job_every_work_directory_below_runs_is_listed_also_one_that_c
     assert whole == "whole: not running"
     (tmp_path / "runs/whole/steps.jsonl").mkdir()
     assert "whole: cannot be read: [Errno 21] Is a directory" in CliRunner().invoke(app, ["status"]).output
+
+
+def test_what_this_user_may_not_read_is_no_empty_folder(tmp_path: Path) -> None:
+    """In a process that has no right of root's to pass over rights."""
+    bare = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+    command = [*bare, sys.executable, "-m", "coxswain_cli", "status"]
+    closed = [tmp_path / "runs/mine/cluster", tmp_path / "runs/theirs", tmp_path / "runs"]
+    for name in ("mine", "theirs"):
+        samples.write_object(tmp_path / "runs" / name, "TrainingJob", name, {})
+    said = []
+    for count in (2, 3):
+        for folder in closed[:count]:
+            folder.chmod(0)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        said += [done.returncode, *(done.stdout + done.stderr).splitlines()]
+        for folder in reversed(closed):
+            folder.chmod(0o700)
+    way_out = "repeat this as the user that ran the job, or repair that"
+    assert said == [
+        0,
+        f"mine: cannot be read: runs/mine/cluster cannot be read (Permission denied); {way_out}",
+        f"theirs: cannot be read: runs/theirs/cluster cannot be read (Permission denied); {way_out}",
+        2,
+        f"cox status: runs cannot be listed (Permission denied); {way_out}",
+    ]
 
 
 def test_a_strategy_is_shown_with_predicted_and_measured_seconds_and_what_else_there_was() -> None:

@@ -171,6 +171,14 @@ def test_the_chart_is_installed_with_values_that_exist() -> None:
     assert sorted(key for key in given if key not in paths()) == []
 
 
+def test_an_image_of_ours_that_a_page_names_has_the_tag_that_the_chart_asks_for() -> None:
+    """Without a tag it is `latest`, which no page pushes."""
+    version = yaml.safe_load((ROOT / "charts/coxswain/Chart.yaml").read_text())["appVersion"]
+    named = [i for page in PAGES for i in re.findall(r"registry\.example/team/coxswain-[\w$]+\S*", page.read_text())]
+    assert len(named) >= 3
+    assert [image for image in named if not image.endswith(f":{version}")] == []
+
+
 def requested(**spec: Any) -> dict[str, Any]:
     """Resources of each container of a job, by its name."""
     pods = [made(member, **spec)["spec"] for member in ("coordinator", "loader-0", "trainer-0")]

@@ -123,15 +123,24 @@ def test_a_folder_that_is_no_corpus_is_refused_and_kept(
     assert f"--output {tmp_path}" in capsys.readouterr().err
 
 
-def test_an_interrupted_build_leaves_nothing(
+@pytest.mark.parametrize("damaged", ["", "{}", "[1]"])
+def test_a_corpus_whose_summary_is_damaged_is_refused_in_a_sentence_and_kept(
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: str
+) -> None:
+    (tmp_path / "corpus.json").write_text(damaged)
+    assert program.main(["--output", str(tmp_path)]) == 2
+    assert content(tmp_path) == {"corpus.json": damaged.encode()}
+    assert capsys.readouterr().err.startswith(f"make_corpus: --output {tmp_path}: its corpus.json is damaged; remove")
+
+
+def test_an_interrupted_build_leaves_nothing_and_no_traceback(
     program: ModuleType, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: list[str]) -> Tokenizer:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(program, "train_tokenizer", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        program.main(["--library", str(library), "--output", str(tmp_path / "corpus")])
+    assert program.main(["--library", str(library), "--output", str(tmp_path / "corpus")]) == 130
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from coxswain_train.profile.__main__ import Subject, base_of, fitted_hardware, o
 from coxswain_train.profile.machine import tasks_of
 from coxswain_train.profile.measure import measure
 
+ROOT = Path(__file__).parents[2]
 MODEL = ModelConfig(layers=4, hidden=128, heads=4, kv_heads=2, feed_forward=384, vocabulary=4096)
 PARAMETERS = 1_835_008
 RATES = Rates(
@@ -297,6 +299,47 @@ def test_what_a_profile_refuses_it_refuses_before_it_measures(
     except SystemExit as ended:
         code = ended.code
     assert code == 2 and says in capsys.readouterr().err
+
+
+def job_of(folder: Path, tokenizer: str) -> Path:
+    """The job of the README with another tokenizer."""
+    text = (ROOT / "examples" / "quickstart.yaml").read_text()
+    file = folder / "job.yaml"
+    file.write_text(text.replace("tokenizer: {bytes: {}}", f"tokenizer: {tokenizer}"))
+    return file
+
+
+@pytest.mark.parametrize(("tokenizer", "rows"), [("{bytes: {}}", 320), ('{file: {uri: "file:tokenizer.json"}}', 128)])
+def test_a_job_whose_tokenizer_decides_its_vocabulary_is_profiled_with_the_rows_that_it_trains(
+    tmp_path: Path, tokenizer: str, rows: int
+) -> None:
+    """As the page says it: --job and --output are enough."""
+    content = {"model": {"vocab": {str(i): i for i in range(100)}}, "added_tokens": [{"content": "</s>", "id": 100}]}
+    (tmp_path / "tokenizer.json").write_bytes(msgspec.json.encode(content))
+    subject = subject_of(options_of(["--job", str(job_of(tmp_path, tokenizer))]))
+    assert (subject.model.vocabulary, subject.tokens) == (rows, 1024)
+
+
+def test_a_job_whose_tokenizer_cannot_be_read_is_refused_with_the_option_that_stands_in_for_it(tmp_path: Path) -> None:
+    arguments = ["--job", str(job_of(tmp_path, '{file: {uri: "file:none.json"}}'))]
+    with pytest.raises(Refused, match=r"^--vocabulary: the tokenizer .*none\.json.* give its number of ids$"):
+        subject_of(options_of(arguments))
+    assert subject_of(options_of([*arguments, "--vocabulary", "300"])).tokens == 1024
+
+
+@pytest.mark.parametrize("arguments", [["--output", "/proc/mine.json"], ["--output", "/dev/full"]])
+def test_a_profile_that_cannot_be_written_ends_with_code_2_and_no_traceback(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(options: argparse.Namespace, *_: object) -> int:
+        profiler.write(options.output, load_hardware("cpu"))
+        return 0
+
+    monkeypatch.setattr(profiler, "profile", measured)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert profiler.main(["--model", "llama-tiny", "--vocabulary", "320", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"--output {arguments[1]!r}") and "give a file that can be" in said
 
 
 @pytest.mark.parametrize(("rank", "says"), [("0", "model.custom.class 'mine:Model': cannot be imported\n"), ("1", "")])

@@ -82,7 +82,8 @@ def main(namespace: str, *kinds: str, seconds: int = SECONDS) -> None:
         )
     if absent := lacking(kinds):
         sys.exit(
-            f"the API server serves no {', '.join(absent)}: set crds.enabled=true, or apply what `cox crds` prints"
+            f"the API server serves no {', '.join(absent)}: set crds.enabled=true, or apply what `cox crds` prints "
+            "with `kubectl apply --server-side`"
         )
     print("jobs are judged")
 

@@ -22,6 +22,9 @@ Job = Annotated[
     str,
     typer.Argument(metavar="JOB", help="A work directory, a job below runs/, a checkpoint.uri, or a job of a cluster."),
 ]
+JobWithPods = Annotated[
+    str, typer.Argument(metavar="JOB", help="A work directory, a job below runs/, or a job of a cluster.")
+]
 Kubeconfig = Annotated[Path | None, typer.Option("--kubeconfig", help="Read the job in this file's cluster.")]
 
 

@@ -83,13 +83,23 @@ class FolderReader:
     def _logs(self, member: str) -> list[Path]:
         """Of the newest pod of each member, or of one."""
         newest: dict[str, tuple[int, Path]] = {}
-        for folder in sorted((self._workdir / "logs").glob("*/")):
+        for folder in _listed(self._workdir / "logs"):
             match = _POD.fullmatch(folder.name)
             if match and member in ("", match[1]):
                 newest[match[1]] = max(newest.get(match[1], (-1, folder)), (int(match[2]), folder))
-        return [
-            path for _, folder in sorted(newest.values(), key=lambda n: n[1]) for path in sorted(folder.glob("*.log"))
-        ]
+        folders = sorted(folder for _, folder in newest.values())
+        return [path for folder in folders for path in _listed(folder) if path.suffix == ".log"]
+
+
+def _listed(folder: Path) -> list[Path]:
+    """In order. Raises Refused where it cannot be listed: `glob` takes a folder of another user for an empty one."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        way_out = "repeat this as the user that ran the job, or repair that"
+        raise Refused("FolderUnreadable", f"{folder} cannot be listed ({error.strerror}); {way_out}") from error
 
 
 def _last_known(job: Manifest, running: bool, last: StepLine | None) -> Progress | None:
@@ -136,6 +146,13 @@ def folder_reader(job_or_folder: str) -> FolderReader:
 
 
 def below_runs() -> Iterator[FolderReader]:
-    """Of every work directory below runs/."""
-    for folder in sorted(RUNS.glob("*/cluster")):
-        yield FolderReader(folder.parent)
+    """Of every work directory below runs/, and of each folder that may be one and is another user's."""
+    for folder in filter(_may_be_run, _listed(RUNS)):
+        yield FolderReader(folder)
+
+
+def _may_be_run(folder: Path) -> bool:
+    try:
+        return (folder / "cluster").is_dir()
+    except OSError:
+        return True

@@ -10,8 +10,9 @@ from coxswain.api.reference import GENERATED, page_name
 
 _MEANING = {
     Effect.AT_ONCE: "with the operator's next pass",
-    Effect.UNCOMMITTED: "from the first step without a plan on, eight steps or 30 seconds ahead, whichever is longer; event "
-    "`MixChanged` names that step. What is planned stays as it is, whatever restarts",
+    Effect.UNCOMMITTED: "from the first multiple of eight among the steps without a plan on: at least eight steps or 30 seconds "
+    "ahead, whichever is longer (under `stragglers.action: Rebalance` and above at most ten steps); event `MixChanged` names "
+    "that step. What is planned stays as it is, whatever restarts",
     Effect.NEXT_ATTEMPT: "all pods of an attempt are made of what it began with, also those that are replaced. Until the next "
     "attempt `Validated` has reason `EditPending`, and names object and field; so does event `EditPending`",
     Effect.SUSPENDED: "likewise. The API server refuses the edit in a job whose `suspend` is false",

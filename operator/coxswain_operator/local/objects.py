@@ -229,8 +229,19 @@ def read_objects(folder: Path) -> list[Manifest]:
 
     Raises Refused, naming one that is damaged or that this user may not read.
     """
+    _check_listed(folder)
     contents = ((path, _content_of(path)) for path in sorted(folder.glob("*/*/*.json")))
     return [_decode(path, content) for path, content in contents if content is not None]
+
+
+def _check_listed(folder: Path) -> None:
+    """`glob` takes a folder of another user for an empty one."""
+    try:
+        os.scandir(folder).close()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise _unreadable(folder, error) from error
 
 
 def _content_of(path: Path) -> bytes | None:
@@ -242,8 +253,12 @@ def _content_of(path: Path) -> bytes | None:
     except IsADirectoryError as error:
         raise _corrupt(path, str(error.strerror)) from error
     except OSError as error:
-        way_out = "repeat this as the user that ran the job, or repair that"
-        raise Refused("ObjectUnreadable", f"{path} cannot be read ({error.strerror}); {way_out}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> Refused:
+    way_out = "repeat this as the user that ran the job, or repair that"
+    return Refused("ObjectUnreadable", f"{path} cannot be read ({error.strerror}); {way_out}")
 
 
 def _decode(path: Path, content: bytes) -> Manifest:

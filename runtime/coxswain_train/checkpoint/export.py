@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from coxswain.boxes import Box, full_box, match
 from coxswain.config import TokenizerConfig
 from coxswain.errors import CoxswainError, Refused
-from coxswain.exits import Exit
+from coxswain.exits import INTERRUPTED, Exit
 from coxswain.planlog import manifest_key, manifest_steps
 from coxswain.uris import file_uri
 from coxswain.wire import CheckpointManifest, Shard
@@ -69,7 +69,7 @@ def _export(store: Store, step: int, output: Path, options: Options) -> None:
     else:
         _check_output(output, manifest)
         with _partial(output) as folder:
-            folder.mkdir(parents=True)
+            folder.mkdir()
             _write_folder(store, manifest, folder, options)
 
 
@@ -129,6 +129,7 @@ def _partial(output: Path) -> Iterator[Path]:
     output = Path(os.path.realpath(output))
     partial = output.with_name(f".{output.name}.partial")
     _remove(partial)
+    partial.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield partial
         if output.is_dir():
@@ -261,6 +262,9 @@ def main(words: list[str]) -> int:
     except (CoxswainError, OSError) as error:
         sys.stderr.write(f"{getattr(error, 'reason', 'NotExported')}: {error}\n")
         return Exit.USER_FAULT
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped: nothing was written\n")
+        return INTERRUPTED
     sys.stdout.write(f"weights after {step} steps: {given.output}\n")
     return Exit.DONE
 

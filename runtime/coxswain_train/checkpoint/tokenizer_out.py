@@ -46,6 +46,14 @@ def write_tokenizer(folder: Path, tokenizer: TokenizerConfig, longest: int) -> i
     return vocabulary.get(eos)
 
 
+def count_ids(tokenizer: TokenizerConfig) -> int:
+    """How many ids the tokenizer has, as loaders count them. Raises Refused "NoTokenizer"."""
+    try:
+        return max(_vocabulary(json.loads(_files_of(tokenizer)["tokenizer.json"])).values()) + 1
+    except NOT_AS_AGREED as error:
+        raise _none(tokenizer.uri, f"is no tokenizer.json ({error})") from error
+
+
 def _as_trained(tokenizer: dict[str, Any]) -> dict[str, Any]:
     """As loaders use it: they neither cut a text nor pad it, add no token to it, and draw no merges by lot."""
     processor, model = _offsets_only(tokenizer.get("post_processor")), tokenizer.get("model", {})

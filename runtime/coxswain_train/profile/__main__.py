@@ -26,12 +26,13 @@ import msgspec
 from msgspec.structs import replace
 
 from coxswain.api.jobfiles import load_config
-from coxswain.config import ModelConfig
+from coxswain.config import ModelConfig, TokenizerConfig
 from coxswain.cost.constants import Hardware, load_hardware
 from coxswain.cost.error import Error, error_of
 from coxswain.cost.fit import Measured, Step, fitted, predicted
 from coxswain.cost.memory import Recompute
 from coxswain.errors import Refused
+from coxswain.exits import INTERRUPTED
 from coxswain.presets import PRESETS
 from coxswain.structs import UNDECODABLE
 from coxswain_link.environment import leave
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("RANK", "0") == "0":  # all ranks refuse the same
             sys.stderr.write(f"{refused.message}\n")
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -73,7 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m coxswain_train.profile", description=__doc__.splitlines()[0])
     parser.add_argument("--job", type=Path, nargs="+", help="files of a job: its model, tokensPerReplica and recompute")
     parser.add_argument("--model", help="without --job: a preset, or a JSON file of a shape")
-    parser.add_argument("--vocabulary", type=_count, default=0, help="where the tokenizer decides it")
+    parser.add_argument(
+        "--vocabulary",
+        type=_count,
+        default=0,
+        help="number of ids, where a tokenizer decides it and --job does not say which",
+    )
     parser.add_argument("--layers", type=_count, default=0, help="measure so many of the model's layers; 0: all")
     parser.add_argument("--tokens", type=_count, default=0, help="most tokens of a task; default: the job's, or 4096")
     parser.add_argument("--recompute", choices=("None", "Selective", "Full"))
@@ -117,8 +125,22 @@ def subject_of(options: argparse.Namespace) -> Subject:
     else:
         raise Refused("NoModel", "--model: give a preset or a JSON file, or the files of a job with --job")
     if not (model.vocabulary or options.vocabulary):
-        raise Refused("NoVocabulary", "--vocabulary: the tokenizer decides this model's; give its number of ids")
+        model = replace(model, vocabulary=_rows_of(options.job and job.mix.sources[0].tokenizer))
     return Subject(model, options.tokens or tokens, options.recompute or recompute, longest)
+
+
+def _rows_of(tokenizer: TokenizerConfig | None) -> int:
+    """Rows of an embedding that follows the job's tokenizer. Raises Refused where that is not known."""
+    why = ""
+    if tokenizer:
+        from coxswain_train.checkpoint.pretrained import ROUNDING
+        from coxswain_train.checkpoint.tokenizer_out import count_ids
+
+        try:
+            return -(-count_ids(tokenizer) // ROUNDING) * ROUNDING
+        except Refused as error:
+            why = f", and {error.message.partition(';')[0]}"
+    raise Refused("NoVocabulary", f"--vocabulary: the tokenizer decides this model's{why}; give its number of ids")
 
 
 def _model(name_or_path: str) -> ModelConfig:
@@ -165,6 +187,8 @@ def device_name(wanted: str | None) -> str:
 def _check_output(output: Path | None) -> None:
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise Refused("NoOutput", f"--output {str(output)!r}: give a file in a folder that exists")
+    if output is not None and not os.access(output if output.exists() else output.absolute().parent, os.W_OK):
+        raise Refused("NoOutput", f"--output {str(output)!r} cannot be written; give a file that can be")
 
 
 @contextmanager
@@ -229,7 +253,7 @@ def profile(options: argparse.Namespace, subject: Subject, name: str, base: Hard
         return 0
     across = None if not on_gpu else int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks))) < ranks
     hardware, error = fitted_hardware(measured, held_out, base, subject, name, across)
-    _write(options.output, hardware)
+    write(options.output, hardware)
     sys.stderr.write(f"{said(error)}\n")
     return 0
 
@@ -275,12 +299,17 @@ def _note(name: str, ranks: int, subject: Subject, error: Error) -> str:
     )
 
 
-def _write(output: Path | None, hardware: Hardware) -> None:
+def write(output: Path | None, hardware: Hardware) -> None:
+    """Raises Refused where the file cannot be written."""
     content = msgspec.json.format(msgspec.json.encode(hardware), indent=2) + b"\n"
     if output is None:
         sys.stdout.buffer.write(content)
-    else:
+        return
+    try:
         output.write_bytes(content)
+    except OSError as error:
+        way_out = "give a file that can be written"
+        raise Refused("NoOutput", f"--output {str(output)!r}: {error.strerror}; {way_out}") from error
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without stored bytecode every process compiles all that it imports: torch takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test tested bytecode slowest lint style types generate docs pictures manifests test-slow mutants bench bench-balance bench-planners bench-layout bench-detect bench-migrate bench-garbage bench-straggler bench-simulate bench-engine bench-strategy bench-coordinator bench-hdp bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
+.PHONY: help setup run test tested bytecode slowest lint style types generate docs pictures manifests test-slow mutants bench bench-balance bench-planners bench-layout bench-detect bench-migrate bench-loading bench-garbage bench-straggler bench-simulate bench-engine bench-strategy bench-coordinator bench-hdp bench-recovery bench-operator bench-kueue binaries cluster cluster-down demo images e2e-smoke e2e clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ bench-straggler: .venv/.ready  ## one of four real workers throttled to a quarte
 bench-migrate: .venv/.ready  ## changes of layout in running workers: pause, bytes, beside a restart from a checkpoint (some four minutes)
 	@$(BIN)/python -W ignore -m bench.migrate --rounds 3
 	@$(BIN)/python -W ignore -m bench.migrate --whole
+
+bench-loading: .venv/.ready  ## data loading beside MosaicML Streaming, LitData, Grain and Hugging Face datasets, into docs/results (some twenty minutes)
+	@$(BIN)/python -m bench.loading --write
 
 bench-garbage: .venv/.ready  ## what measuring adds to a step, and step times with garbage collected at any time and between steps (some three minutes)
 	@$(BIN)/python -W ignore -m bench.garbage

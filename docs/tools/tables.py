@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.tools import comparison, detection, failures, layouts, measured, placement, simulated, strategy
+from docs.tools import comparison, detection, failures, layouts, loading, measured, placement, simulated, strategy
 
 ROOT = comparison.ROOT
 
@@ -20,6 +20,7 @@ def pages() -> dict[str, dict[str, str]]:
             "targets": placement.targets(results["balance"]), "planners": placement.planners(results["planner-speed"]),
         },
         "docs/design/strategy.md": {"strategy": strategy.table(results["strategy"])},
+        "docs/design/loading.md": {"loading": loading.tables(results.get("loading"))},
         "docs/design/layouts.md": {"layouts": layouts.tables(results["layout"])},
         "docs/design/stragglers.md": {"stragglers": detection.tables(results["detect"])},
         "docs/design/simulate.md": {"simulated": simulated.tables(results.get("simulate"))},

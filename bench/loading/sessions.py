@@ -1,0 +1,63 @@
+"""What all processes of some sessions use, from /proc: orphans and helpers of a system count with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SESSION, _TIMES = 3, slice(11, 15)  # in /proc/PID/stat, behind the name: own and waited-for children's times
+
+
+def processes(sessions: Collection[int]) -> list[int]:
+    """All that run in these sessions."""
+    return [
+        pid for pid in (int(d.name) for d in Path("/proc").iterdir() if d.name.isdigit()) if _session(pid) in sessions
+    ]
+
+
+def cpu_seconds(sessions: Collection[int]) -> float:
+    """So far, of all processes that run and of their children that have ended."""
+    return sum(sum(map(int, _stat(pid)[_TIMES])) for pid in processes(sessions)) / _TICKS
+
+
+def memory(pids: Collection[int]) -> float:
+    """MiB of these processes; what several share counts once (PSS)."""
+    return sum(map(_proportional, pids)) / 1024
+
+
+def end(sessions: Collection[int]) -> None:
+    """Kills all processes of these sessions, and returns when none runs."""
+    while found := processes(sessions):
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _session(pid: int) -> int:
+    """0: it has ended, or only waits to be reaped."""
+    fields = _stat(pid)
+    return int(fields[_SESSION]) if fields and fields[0] != "Z" else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """Empty: it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _proportional(pid: int) -> int:
+    """KiB; 0: it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return int(found[1]) if (found := re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)) else 0

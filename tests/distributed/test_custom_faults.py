@@ -180,7 +180,7 @@ def test_specs_that_are_generated_or_have_lists_as_shapes_train_all_weights(name
         ("Complex", "cannot be trained: more is complex; keep its real and imaginary parts as real numbers"),
         ("Silent", "has parameters that its weights() does not name: wpe.weight; name them, or make them buffers"),
         ("Views", "cannot be trained: wte.weight is no Parameter; give the parameters themselves, not what"),
-        ("Meta", "is on the meta device: wte.weight; wpe.weight; "),
+        ("Meta", "is on the meta device: wte.weight; wpe.weight; h.0.ln_1.weight and 25 more; make its tensors on the CPU"),
         ("Tied", "names weights twice: head.weight is wte.weight, too; leave one of the names out"),
         ("Together", "names weights twice: ln_f.bias is ln_f.weight, too; leave one of the names out"),
         ("Raising", "cannot be used (ZeroDivisionError: "),

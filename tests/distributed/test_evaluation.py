@@ -124,6 +124,27 @@ def test_training_has_the_same_bits_with_and_without_evaluations(name: str) -> N
         assert all(p.grad is None for p in one.model.weights().values())
 
 
+def test_the_seconds_of_an_evaluation_are_its_own_and_none_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on while it runs alone."""
+    now, layout = [5.0], LAYOUTS["one device"][0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def evaluate(_: StepInput) -> float:
+        now[0] += 3.0
+        return 1.5
+
+    def step(world: ProcessGroups) -> StepResult:
+        engine = training.engine_of(world, torch.float64, MODEL, layout=layout)
+        engine.initialise(training.SEED)
+        engine.evaluate = evaluate  # type: ignore[method-assign]
+        return engine.step(work_of(0, plans_for(layout)[0][0], None, engine.seat), 4.0)
+
+    (result,) = run_threads(1, step)
+    assert (result.evaluation_seconds, result.evaluation_loss_sum) == (3.0, 1.5)
+    assert (result.compute_seconds, result.reduce_seconds) == (0.0, 0.0)
+    assert {(timing.start, timing.stop) for timing in result.timings} == {(1.0, 1.0)}
+
+
 @pytest.mark.parametrize("chunk", [3, 1024])
 def test_a_loss_without_gradients_is_that_with_gradients(chunk: int) -> None:
     torch.manual_seed(1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coxswain.layout import Layout
+from coxswain_train.engine.engine import StepResult
 from coxswain_train.parallel.clock import DeviceClock
 from tests.distributed import training
 from tests.distributed.test_layouts import MODEL
@@ -78,8 +79,8 @@ class CostlyDepartures:
         return self._send(*args)
 
 
-def computed(world: ThreadWorld, mail: DatedMail, layout: Layout, slow: float, costly: bool) -> tuple[float, float]:
-    """Seconds that the rank says it computed in its second step, and of its virtual time in that step."""
+def stepped(world: ThreadWorld, mail: DatedMail, layout: Layout, slow: float, costly: bool) -> tuple[StepResult, float]:
+    """What the rank says of its second step, and the seconds of its virtual time in that step."""
     clock = mail.clocks[world.rank]
     world.mail, world.clock = mail, clock
     if costly:
@@ -91,12 +92,17 @@ def computed(world: ThreadWorld, mail: DatedMail, layout: Layout, slow: float, c
             began = clock.now
             work = training.work_of(STREAM, step, plan_of(layout), engine.seat.replica, engine.seat.stage)
             result = engine.step(work, 0.0)
-    return result.compute_seconds, clock.now - began
+    return result, clock.now - began
+
+
+def results(layout: Layout, slow: float, costly: bool = False) -> list[tuple[StepResult, float]]:
+    mail = DatedMail([VirtualClock() for _ in layout.ranks()])
+    return run_threads(len(layout.ranks()), stepped, mail, layout, slow, costly)
 
 
 def measured(layout: Layout, slow: float, costly: bool = False) -> list[tuple[float, float]]:
-    mail = DatedMail([VirtualClock() for _ in layout.ranks()])
-    return run_threads(len(layout.ranks()), computed, mail, layout, slow, costly)
+    """By rank, seconds that it says it computed, and of the step."""
+    return [(result.compute_seconds, seconds) for result, seconds in results(layout, slow, costly)]
 
 
 @pytest.mark.parametrize("layout", [FLAT, DEEP], ids=["rings and waves", "rings, waves and stages"])
@@ -106,6 +112,12 @@ def test_a_slow_member_of_a_ring_changes_what_no_peer_says_it_computed(layout: L
         assert after == pytest.approx(before * (2 if rank == SLOW else 1), rel=0.03)
         assert 0 < after < seconds
     assert any(after - before > 0.2 * before for (_, before), (_, after) in zip(even, uneven, strict=True))
+
+
+def test_the_reduction_and_update_of_a_step_are_none_of_its_operations() -> None:
+    for result, seconds in results(DEEP, 1.0):
+        operations = result.timings[-1].stop - result.timings[0].start
+        assert 0.05 * seconds < result.reduce_seconds <= seconds - operations
 
 
 def test_gradients_that_leave_within_the_last_backward_are_no_work_of_the_plan() -> None:

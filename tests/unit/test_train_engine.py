@@ -9,6 +9,7 @@ import struct
 import time
 import tracemalloc
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -304,6 +305,15 @@ class Device:
 
 
 ORDER = [Operation("F", 0), Operation("F", 3), Operation("B", 0), Operation("B", 3)]
+
+
+def test_moments_of_a_device_are_events_that_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[dict[str, bool]]()
+    event = SimpleNamespace(record=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **given: made.append(given) or event)
+    assert DeviceClock.of(torch.device("cuda")).mark() is event
+    assert isinstance(DeviceClock.of(torch.device("cpu")).mark(), float)
+    assert made == [{"enable_timing": True}]
 
 
 def _no_links() -> StageLinks:

@@ -114,6 +114,18 @@ def test_a_profile_says_how_long_a_copy_may_take(monkeypatch: pytest.MonkeyPatch
     assert profiled.offload(ring(8192, 4)) == pytest.approx(shipped.offload(ring(8192, 4)) / 50)
 
 
+def test_a_job_that_recomputes_does_so_beside_its_copies_and_moves_more_of_the_less_that_it_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "CudaCopies", lambda device: HostCopies())
+    modes: tuple[Recompute, ...] = ("None", "Selective", "Full")
+    jobs = [ParallelConfig(offload="Auto", hardware="h100-80g", recompute=mode) for mode in modes]
+    policies = [memory_policy(MODEL, job, 32000, torch.device("cuda")) for job in jobs]
+    assert tuple(policy.recompute for policy in policies) == modes
+    plain, selective, full = (policy.offload(ring(1024, 4)) for policy in policies)
+    assert 0 < plain < selective <= full <= 1
+
+
 @pytest.mark.parametrize(("offload", "device"), [("Off", "cuda"), ("Auto", "cpu")])
 def test_nothing_is_moved_when_it_is_off_or_there_is_no_other_memory(offload: str, device: str) -> None:
     job = ParallelConfig(offload=offload, hardware="h100-80g")  # type: ignore[arg-type]
@@ -339,6 +351,19 @@ def test_two_parts_of_one_tensor_go_each_with_its_own_values() -> None:
         total = torch.stack([(part * weight).sum() for part, weight in zip(parts, weights, strict=True)]).sum()
     total.backward()
     assert [w.grad.tolist() for w in weights if w.grad is not None] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+@pytest.mark.parametrize("view", [lambda y: y.T, lambda y: y[:2]], ids=["other strides", "another shape"])
+def test_a_tensor_and_a_view_that_begins_with_it_come_back_each_with_its_own_values(
+    view: Callable[[Tensor], Tensor],
+) -> None:
+    with Offloader(1.0, frozenset(), HostCopies()).layer(1):
+        y = torch.arange(9.0, requires_grad=True).view(3, 3) * 1.0
+        weights = [torch.ones_like(each, requires_grad=True) for each in (y, view(y))]
+        total = (y * weights[0]).sum() + (view(y) * weights[1]).sum()
+    total.backward()
+    for weight, saved in zip(weights, (y, view(y)), strict=True):
+        assert weight.grad is not None and torch.equal(weight.grad, saved.detach())
 
 
 def test_a_layer_that_attends_twice_gets_each_result_back_in_its_place() -> None:

@@ -54,6 +54,9 @@ class Stream:
 class Cuda:
     copies: list[Moment] = field(default_factory=list)
     kept: list[tuple[int, Stream]] = field(default_factory=list)  # memory that a stream uses, by address
+    pinned: set[int] = field(
+        default_factory=set
+    )  # addresses of the host's memory from which or to which copies need no wait
 
     def __post_init__(self) -> None:
         self.main = self.current = Stream(self)
@@ -64,6 +67,11 @@ class Cuda:
         yield
         self.current = self.main
 
+    def room(self, like: Tensor, device: torch.device | str, pin_memory: bool = False) -> Tensor:
+        made = torch.zeros(like.shape)
+        self.pinned |= {made.data_ptr()} if pin_memory else set()
+        return made
+
     def copy(self, into: Tensor, of: Tensor, non_blocking: bool = False) -> Tensor:
         assert non_blocking, "the host would wait"
         into[...] = of
@@ -73,11 +81,11 @@ class Cuda:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    fake, empty_like = Cuda(), torch.empty_like
+    fake = Cuda()
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream(fake))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: fake.current)
     monkeypatch.setattr(torch.cuda, "stream", fake.on)
-    monkeypatch.setattr(torch, "empty_like", lambda x, device, pin_memory=False: empty_like(x))
+    monkeypatch.setattr(torch, "empty_like", fake.room)
     monkeypatch.setattr(Tensor, "copy_", lambda into, of, non_blocking=False: fake.copy(into, of, non_blocking))
     monkeypatch.setattr(Tensor, "record_stream", lambda x, stream: fake.kept.append((x.data_ptr(), stream)))
     return fake
@@ -93,7 +101,7 @@ def test_what_goes_to_the_host_waits_for_what_made_it_and_is_back_before_it_is_u
     assert not beside.after(there) and not meanwhile.after(back), "the device computes beside both copies"
     assert len({made.stream, there.stream, back.stream}) == 3
     assert cuda.kept == [(x.data_ptr(), there.stream), (found.data_ptr(), cuda.main)]
-    assert torch.equal(found, x)
+    assert torch.equal(found, x) and cuda.pinned == {host.data_ptr()}
 
 
 def test_a_snapshot_is_of_the_work_before_it_and_ends_before_the_work_that_is_to_wait_for_it(cuda: Cuda) -> None:

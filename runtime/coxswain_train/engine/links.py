@@ -75,11 +75,9 @@ class StageLinks:
         return tensor
 
     def finish(self) -> None:
-        """Waits until all that was sent has gone."""
-        for pending in (*self._sent.values(), *self._parting):
-            pending.wait()
-        self._sent.clear()
-        self._parting.clear()
+        """Waits until all that was sent has gone: of outputs the gradients are back."""
+        while self._parting:
+            self._parting.popleft().wait()
 
     def _sends(self, done: Operation | None, leaving: Tensor | None) -> list[Message]:
         if done is None or leaving is None:

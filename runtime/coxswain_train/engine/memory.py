@@ -41,7 +41,7 @@ class MemoryPolicy:
 
     def begin(self, task: Task, model: Decoder, rotary: Rotary) -> TaskMemory:
         """For one forward of a task. Weights and rotary tables stay where they are."""
-        ratio = self.offload(task) if torch.is_grad_enabled() else 0.0
+        ratio = self.offload(task)
         if ratio <= 0:
             return TaskMemory(self.recompute, None, len(model.stack))
         stays = (x.untyped_storage().data_ptr() for x in (*model.weights().values(), *rotary))

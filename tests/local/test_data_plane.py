@@ -59,14 +59,17 @@ def test_each_stage_of_a_replica_gets_its_columns_and_its_tensor_ranks_the_same(
 
 def test_loader_and_constructor_serve_their_readiness_and_metrics(plane):
     plane.coordinator.begin(replicas=2)
-    plane.receive(0)
-    for host, port, metric in (
-        (1, names.PORT_LOADER_HTTP, "coxswain_loader_tokens_served_total"),
-        (11, names.PORT_CONSTRUCTOR_HTTP, "coxswain_constructor_handover_seconds_count"),
+    for step in range(4):
+        plane.receive(step)
+    for host, port, metrics in (
+        (1, names.PORT_LOADER_HTTP, ("request_seconds_sum", "request_seconds_count", "cache_bytes", "open_objects")),
+        (11, names.PORT_CONSTRUCTOR_HTTP, ("handover_seconds_sum", "assembly_seconds_sum", "assembly_seconds_count")),
     ):
         url = f"http://{plane.address(host)}:{port}"
         assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
-        assert metric in httpx.get(f"{url}/metrics", trust_env=False).text
+        lines = httpx.get(f"{url}/metrics", trust_env=False).text.splitlines()
+        found = {line.split()[0].split("_", 2)[2]: float(line.split()[1]) for line in lines if line[0] != "#"}
+        assert [name for name in metrics if not found[name] > 0] == []
 
 
 def test_another_world_with_another_placement_gives_the_same_stream(plane):

@@ -129,6 +129,8 @@ async def test_metrics_hold_the_last_committed_step_and_the_last_checkpoint(tmp_
         await lead.saved(3)
         for line in (b"coxswain_committed_step 7.0", b"coxswain_checkpoint_step 3.0", b"coxswain_world_generation 1.0"):
             assert line in lead.state.metrics.exposition()
+        (planned,) = figures(lead.state.metrics, "coxswain_planner_seconds_count")
+        assert planned >= 8.0  # a plan a step
 
 
 async def test_a_new_coordinator_shows_the_step_of_its_checkpoint_before_a_step_of_its_own(tmp_path):
@@ -141,6 +143,14 @@ async def test_a_new_coordinator_shows_the_step_of_its_checkpoint_before_a_step_
         lines = lead.state.metrics.exposition().decode()
         wanted = {"loss", "gradient_norm", "learning_rate", "idle_fraction", "planned_step_seconds", "committed_step"}
         assert [name for name in wanted if f"coxswain_{name}" in lines] == []  # a loss of 0 after each restart
+
+
+async def test_a_new_coordinator_behind_a_checkpoint_of_the_first_step_shows_that_step(tmp_path):
+    job = small(tmp_path)
+    store_with(job, manifest(job, 1))
+    async with leading(job) as lead:
+        await lead.until(lambda: lead.state.manifest)
+        assert figures(lead.state.metrics, "coxswain_step", "coxswain_checkpoint_step") == [0.0, 1.0]
 
 
 async def test_a_first_coordinator_shows_no_step_before_one_is_closed_and_whether_there_is_a_checkpoint_once_it_knows(

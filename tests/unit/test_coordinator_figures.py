@@ -310,6 +310,24 @@ def test_the_metrics_of_steps_are_those_of_their_lines_the_gauges_of_the_last_on
     assert "coxswain_checkpoint_seconds_sum 0.5\n" in run.metrics.exposition().decode()
 
 
+def test_the_cost_models_error_is_that_of_the_latest_twenty_steps(run):
+    run.step(0)
+    (line,), history = run.state.history.recent, run.state.history
+    timing = TimingLine(0, 1, 1, 4.0, 4.0, (), ())
+    for step in range(1, 41):
+        history.add(replace(line, step=step, seconds=4.0, planned_seconds=3.0 if step <= 20 else 2.0), timing, ())
+    assert "coxswain_cost_model_error 0.5\n" in run.metrics.exposition().decode()
+
+
+def test_a_checkpoint_behind_a_clock_that_was_set_back_is_an_event(run):
+    """None would be until the clock has caught up."""
+    for step in (3, 6):
+        run.save(step)
+        run.now -= 3600.0
+    saved = [e.message for e in run.state.events.latest() if e.reason == "CheckpointSaved"]
+    assert [message.partition(",")[0][-7:] for message in saved] == ["03.json", "06.json"]
+
+
 def test_a_predicted_step_is_its_makespan_reduction_and_update_in_its_line_and_the_metrics(run):
     """Two trainers send half of the gradients and of the weights, of 4 bytes each; 1 GB/s."""
     run.state.hardware = MEASURED

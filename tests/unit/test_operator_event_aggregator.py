@@ -133,7 +133,7 @@ async def test_a_count_is_written_once_and_an_event_that_is_old_is_forgotten() -
             await asyncio.Event().wait()
 
     async with Events(server, book, lambda: now, pause) as events:  # type: ignore[arg-type]
-        for _ in range(2):
+        for _ in range(3):
             events.put(job(), Event("NodeLost", "n is gone"))
         assert book.remembered == 1
         await looked.wait()
@@ -211,3 +211,10 @@ async def test_a_text_is_cut_where_the_server_takes_no_more_bytes_and_never_insi
     server = Server()
     await published(server, Event("Failed", "x" + "ü" * letters))
     assert [body["note"] for body in server.bodies] == ["x" + "ü" * left]
+
+
+@pytest.mark.parametrize(("letters", "left"), [(1024, 1024), (1025, 1024)])
+async def test_a_text_has_as_many_bytes_as_the_server_takes(letters: int, left: int) -> None:
+    server = Server()
+    await published(server, Event("Failed", "x" * letters))
+    assert [len(body["note"]) for body in server.bodies] == [left]

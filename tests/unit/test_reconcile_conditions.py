@@ -49,6 +49,8 @@ def saved(step: int) -> Scene:
         ("Succeeded", Scene(GANG), "Running", "", ("Unknown", "Running", "why")),
         ("Succeeded", Scene(GANG), "Suspended", "Suspended", ("Unknown", "Suspended", "why")),
         ("Validated", Scene(GANG), "Running", "", ("True", "Resolved", "")),
+        ("Validated", Scene(GANG, spec={"mixRef": {"name": "gone"}}), "Completed", "", ("True", "Resolved", "")),
+        ("Progressing", Scene(GANG), "Starting", "R" * 129, ("False", "R" * 128, "why")),
         ("DataReady", Scene(GANG), "Starting", "", ("Unknown", "NotIndexed", "")),
         ("DataReady", Scene(GANG, status=EARLIER), "Starting", "", ("False", "Earlier", "")),
         ("DataReady", Scene(GANG, report("Waiting"), status=EARLIER), "Starting", "", ("False", "Earlier", "")),
@@ -178,6 +180,10 @@ def status(**conditions: str) -> JobStatus:
 def test_a_condition_that_turns_is_an_event(type_: str, old: str, new: str, found: list[tuple[str, str]]) -> None:
     turned = events.transitions(status(**{type_: old}), status(**{type_: new}))
     assert turned == tuple(Event(reason, message) for reason, message in found)
+
+
+def test_a_job_that_ends_in_the_pass_that_finds_it_valid_is_not_said_to_be_valid() -> None:
+    assert events.transitions(status(Validated="False"), status(Validated="True", Succeeded="False")) == ()
 
 
 OTHER = JobEvent(3, 1.0, "Mine", "3")

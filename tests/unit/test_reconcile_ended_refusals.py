@@ -10,7 +10,7 @@ from coxswain.wire import Fault
 from coxswain_operator.cluster import Denied
 from coxswain_operator.controller import Controller
 from coxswain_operator.reconcile import reconcile
-from coxswain_operator.reconcile.actions import Decision, WriteStatus
+from coxswain_operator.reconcile.actions import Decision, Delete, WriteStatus
 from coxswain_operator.reconcile.times import stamp
 from coxswain_operator.refusals import UNAVAILABLE
 from coxswain_operator.views import Event
@@ -116,3 +116,13 @@ def test_a_job_that_is_not_valid_names_the_old_pod_that_may_not_be_deleted() -> 
     assert isinstance(write, WriteStatus)
     text = next(c["message"] for c in write.status["conditions"] if c["type"] == "Succeeded")
     assert "DataMix" in text and text.endswith(f"; OperatorNotPermitted: {REFUSED.message}")
+
+
+@pytest.mark.parametrize(("state", "holds", "seconds"), [("Failed", "False", 0), ("Completed", "True", 15)])
+def test_pods_of_a_failed_job_are_deleted_at_once_and_those_of_a_complete_one_have_time_to_leave(
+    state: str, holds: str, seconds: int
+) -> None:
+    status = {"conditions": [condition("Succeeded", holds, reason=state)], "completionTime": stamp(NOW)}
+    for passed, deleted in ((seconds - 1, 0), (seconds, len(GANG))):
+        decision = Scene(GANG, status=status, now=NOW + passed).decide()
+        assert len([d for d in decision.of(Delete) if isinstance(d, Delete) and d.kind == "Pod"]) == deleted

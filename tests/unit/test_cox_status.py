@@ -161,6 +161,17 @@ def test_without_a_job_every_work_directory_below_runs_is_listed_also_one_that_c
     assert "whole: cannot be read: [Errno 21] Is a directory" in CliRunner().invoke(app, ["status"]).output
 
 
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_a_file_that_cannot_be_read_is_named_with_the_way_out_and_code_2(tmp_path: Path, command: str) -> None:
+    metadata = {"name": "demo", "namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1}
+    samples.write_object(tmp_path, "TrainingJob", "demo", {"metadata": metadata})
+    (tmp_path / "steps.jsonl").mkdir()
+    done = CliRunner().invoke(app, [command, str(tmp_path)])
+    way_out = "repair that, or repeat this as the user that ran the job"
+    said = f"cox {command}: {tmp_path}/steps.jsonl: Is a directory; {way_out}\n"
+    assert (done.exit_code, done.output) == (2, said)
+
+
 def test_what_this_user_may_not_read_is_no_empty_folder(tmp_path: Path) -> None:
     """In a process that has no right of root's to pass over rights."""
     bare = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()

@@ -67,24 +67,16 @@ def report_command(
     namespace: Namespace = "",
 ) -> None:
     """Write one self-contained HTML page about a run: curves, mix, steps planned and measured, events."""
-    try:
-        with refusals("report"):
-            reader = reader_of(job, kubeconfig, context, namespace)
-            run = reader.record(_numbers(steps))
-            if as_json:
-                typer.echo(json.dumps(facts(run)))
-            if output is not None or not as_json:
-                for note in run.notes:
-                    typer.echo(f"cox report: {note}", err=True)
-                written = _write_page(run, output or reader.report_path)
-                typer.echo(written, err=as_json or not _is_plain(written))  # a link may lead to standard output
-    except BrokenPipeError:  # a reader of standard output that has seen enough needs no words
-        raise
-    except OSError as error:
-        if error.filename is None:  # standard output, which `cox` names for every command
-            raise
-        typer.echo(f"cox report: {error}", err=True)
-        raise typer.Exit(2) from error
+    with refusals("report"):
+        reader = reader_of(job, kubeconfig, context, namespace)
+        run = reader.record(_numbers(steps))
+        if as_json:
+            typer.echo(json.dumps(facts(run)))
+        if output is not None or not as_json:
+            for note in run.notes:
+                typer.echo(f"cox report: {note}", err=True)
+            written = _write_page(run, output or reader.report_path)
+            typer.echo(written, err=as_json or not _is_plain(written))  # a link may lead to standard output
 
 
 def _numbers(text: str) -> tuple[int, ...]:

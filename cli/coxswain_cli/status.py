@@ -16,7 +16,7 @@ from coxswain_cli.readers.choose import Context, Kubeconfig, Namespace, reader_o
 from coxswain_cli.readers.folder import below_runs
 from coxswain_cli.readers.values import Progress, Seen
 from coxswain_cli.reporting.model import MixInForce
-from coxswain_cli.workdir import RUNS, condition
+from coxswain_cli.workdir import RUNS, as_argument, condition
 
 Manifest = dict[str, Any]
 
@@ -67,8 +67,9 @@ def _all(kubeconfig: Path | None, context: str, namespace: str) -> Iterator[Seen
 
 
 def brief(seen: Seen) -> str:
-    """One line."""
-    return f"{seen.name}: {', '.join(filter(None, (seen.state, _done(seen.progress))))}"
+    """One line. A work directory of another name than its job's is what other commands want."""
+    where = f" in {as_argument(Path(seen.workdir))}" if Path(seen.workdir).name not in ("", seen.name) else ""
+    return f"{seen.name}{where}: {', '.join(filter(None, (seen.state, _done(seen.progress))))}"
 
 
 def describe(seen: Seen) -> Iterator[str]:

@@ -146,6 +146,17 @@ def test_a_line_of_the_list_has_the_state_and_how_far_the_job_is() -> None:
     assert brief(Seen(JOB, "Running", progress=Progress(3, 40, 4.5))) == "demo: Running, step 3/40, loss 4.5000"
 
 
+def test_of_jobs_of_one_name_below_runs_the_list_says_where_each_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    metadata = {"name": "demo", "namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1}
+    for folder in ("demo", "my second"):
+        samples.write_object(tmp_path / "runs" / folder, "TrainingJob", "demo", {"metadata": metadata})
+    listed = CliRunner().invoke(app, ["status"]).output.splitlines()
+    assert listed == ["demo: not running", "demo in 'runs/my second': not running"]
+
+
 def test_without_a_job_every_work_directory_below_runs_is_listed_also_one_that_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +170,17 @@ def test_without_a_job_every_work_directory_below_runs_is_listed_also_one_that_c
     assert whole == "whole: not running"
     (tmp_path / "runs/whole/steps.jsonl").mkdir()
     assert "whole: cannot be read: [Errno 21] Is a directory" in CliRunner().invoke(app, ["status"]).output
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_a_file_that_cannot_be_read_is_named_with_the_way_out_and_code_2(tmp_path: Path, command: str) -> None:
+    metadata = {"name": "demo", "namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1}
+    samples.write_object(tmp_path, "TrainingJob", "demo", {"metadata": metadata})
+    (tmp_path / "steps.jsonl").mkdir()
+    done = CliRunner().invoke(app, [command, str(tmp_path)])
+    way_out = "repair that, or repeat this as the user that ran the job"
+    said = f"cox {command}: {tmp_path}/steps.jsonl: Is a directory; {way_out}\n"
+    assert (done.exit_code, done.output) == (2, said)
 
 
 def test_what_this_user_may_not_read_is_no_empty_folder(tmp_path: Path) -> None:

@@ -68,3 +68,9 @@ def refusals(command: str) -> Iterator[None]:
     except CoxswainError as error:
         typer.echo(f"cox {command}: {' '.join(str(error).splitlines())}", err=True)
         raise typer.Exit(Exit.USER_FAULT if isinstance(error, Refused) else FAILED) from error
+    except OSError as error:
+        if error.filename is None:  # standard output, which `cox` names for every command
+            raise
+        way_out = "repair that, or repeat this as the user that ran the job"
+        typer.echo(f"cox {command}: {error.filename}: {error.strerror}; {way_out}", err=True)
+        raise typer.Exit(Exit.USER_FAULT) from error

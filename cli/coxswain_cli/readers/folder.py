@@ -47,7 +47,7 @@ class FolderReader:
         state, explanation = _heading(jobs[0], running)
         progress = reported(report) if report else _last_known(jobs[0], running, last)
         step = last.step + 1 if last else 0
-        return Seen(jobs[0], state, explanation, pods, report, running, step, progress)
+        return Seen(jobs[0], state, explanation, pods, report, running, step, progress, workdir=str(self._workdir))
 
     def record(self, steps: tuple[int, ...]) -> RecordedRun:
         run = read_run(self._workdir, steps)

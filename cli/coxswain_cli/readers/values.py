@@ -42,6 +42,7 @@ class Seen(msgspec.Struct):
     step: int = 0  # done, by the last recorded line; 0: none
     progress: Progress | None = None
     mixes: tuple[MixInForce, ...] = ()
+    workdir: str = ""  # of this machine; empty: the job runs elsewhere
 
     @property
     def name(self) -> str:

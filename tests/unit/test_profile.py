@@ -391,15 +391,17 @@ def test_a_job_is_profiled_with_the_tokens_of_its_tasks_and_the_positions_of_its
 @pytest.mark.parametrize(
     ("name", "hardware"),
     [("NVIDIA H100 80GB HBM3", "h100-80g"), ("NVIDIA H200", "h200-141g"), ("NVIDIA A100-SXM4-40GB", "a100-40g"),
-     ("NVIDIA A100-SXM4-80GB", "a100-80g"), ("cpu", "cpu")],
+     ("NVIDIA A100-SXM4-80GB", "a100-80g"), ("NVIDIA A100-PCIE-40GB", "a100-40g"), ("NVIDIA A100 80GB PCIe", "a100-80g"),
+     ("cpu", "cpu")],
 )  # fmt: skip
 def test_what_is_not_measured_comes_from_the_shipped_file_of_the_device(name: str, hardware: str) -> None:
     assert base_of(name) == hardware
 
 
-def test_an_unknown_device_needs_a_base() -> None:
+@pytest.mark.parametrize("name", ["NVIDIA Thing 9", "NVIDIA GH200 480GB"])
+def test_an_unknown_device_needs_a_base(name: str) -> None:
     with pytest.raises(Refused, match="--base"):
-        base_of("NVIDIA Thing 9")
+        base_of(name)
 
 
 LINKS = replace(RATES, inside_node_gbps=0.8, between_nodes_gbps=0.1, attention_table=(), ring_table=())

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,8 @@ from coxswain.structs import UNDECODABLE
 from coxswain_link.environment import leave
 
 CPU = "cpu"  # the name of a device that is no GPU
-_GPUS = {"H200": "h200-141g", "H100": "h100-80g", "A100-SXM4-40GB": "a100-40g", "A100": "a100-80g"}
+# Of a device's name, as a word: a GH200 is no H200.
+_GPUS = {r"\bH200\b": "h200-141g", r"\bH100\b": "h100-80g", r"\bA100\b.*\b40GB\b": "a100-40g", r"\bA100\b": "a100-80g"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,7 @@ def base_of(name: str) -> str:
     """The shipped hardware of a device."""
     if name == CPU:
         return CPU
-    found = next((shipped for part, shipped in _GPUS.items() if part in name), "")
+    found = next((shipped for pattern, shipped in _GPUS.items() if re.search(pattern, name)), "")
     if not found:
         raise Refused("UnknownDevice", f"device {name!r}: not known; name the hardware that is most like it by --base")
     return found

@@ -103,7 +103,8 @@ def _observed(ctx: Context) -> tuple[WriteStatus, ...]:
     if ctx.is_deleting or not 0 < ctx.status.observed_generation < newest:
         return ()
     conditions = tuple(replace(condition, observed_generation=newest) for condition in ctx.status.conditions)
-    status = to_manifest(replace(ctx.status, observed_generation=newest, conditions=conditions))
+    written = ctx.status.updated_at or stamp(ctx.now)  # a status that was restored by hand may lack it
+    status = to_manifest(replace(ctx.status, observed_generation=newest, conditions=conditions, updated_at=written))
     return (WriteStatus("TrainingJob", ctx.name, status, str(meta.get("resourceVersion", ""))),)
 
 

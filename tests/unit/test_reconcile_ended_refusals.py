@@ -100,7 +100,9 @@ def test_an_ended_job_writes_the_generation_that_it_observes_only_where_an_edit_
     found.job["metadata"] |= {"generation": newest, **({"deletionTimestamp": stamp(NOW)} if deleting else {})}
     writes = [w for w in reconcile(found, NOW).of(WriteStatus) if isinstance(w, WriteStatus)]
     assert [w.status["observedGeneration"] for w in writes] == written
-    assert [w.status["updatedAt"] for w in writes] == [stamp(NOW)] * len(written)  # which the API server refuses to be empty
+    assert [w.status["updatedAt"] for w in writes] == [stamp(NOW)] * len(
+        written
+    )  # which the API server refuses to be empty
 
 
 def test_a_suspended_job_whose_group_may_not_be_released_says_so() -> None:

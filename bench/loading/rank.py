@@ -47,8 +47,6 @@ def read(reader: Any, batches: int, digests: bool, began: float) -> None:
         if number == batches:
             break
     _stop("done", began, tokens)
-    sys.stdout.flush()
-    os._exit(0)  # workers are daemons; some peers' take minutes to end
 
 
 def _stop(event: str, began: float, tokens: int) -> None:

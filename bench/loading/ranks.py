@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from bench.loading.environments import python_of
 from bench.recorded import ROOT
 
 DEADLINE = 900.0  # seconds of one run
+LEAVE = 20.0  # seconds for the ranks to end by themselves
 DOCUMENTS, TOKENS = 8, 4096  # in a batch of one rank
 
 
@@ -54,7 +55,7 @@ class Shape:
 
 
 class Ranks:
-    """Started on entry; on exit all processes of their sessions are killed."""
+    """Started on entry; on exit they may end by themselves for a while, then all processes of their sessions are killed."""
 
     def __init__(self, place: Place, shape: Shape, *more: object) -> None:
         self._commands = [place.command(*shape.options(rank), *more) for rank in range(shape.ranks)]
@@ -68,7 +69,10 @@ class Ranks:
             self._ranks.append(self._stack.enter_context(_start(command, port)))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.go_on()
+            sessions.ended(self.sessions, LEAVE)
         sessions.end(self.sessions)
         self._stack.close()
 
@@ -82,8 +86,9 @@ class Ranks:
 
     def go_on(self) -> None:
         for rank in self._ranks:
-            rank.stdin.write("\n")
-            rank.stdin.flush()
+            with suppress(BrokenPipeError):  # it has ended
+                rank.stdin.write("\n")
+                rank.stdin.flush()
 
     def _until(self, number: int, event: str, on_other: Callable[[int, dict[str, Any]], None] | None) -> dict[str, Any]:
         for line in self._ranks[number].stdout:

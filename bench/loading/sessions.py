@@ -32,12 +32,32 @@ def memory(pids: Collection[int]) -> float:
 
 
 def end(sessions: Collection[int]) -> None:
-    """Kills all processes of these sessions, and returns when none runs."""
-    while found := processes(sessions):
+    """Kills all processes of these sessions, and returns when none runs.
+
+    The trackers of Python's multiprocessing come last: they remove what the others have in shared memory, and end by themselves.
+    """
+    while found := [pid for pid in processes(sessions) if not _is_tracker(pid)]:
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+    while processes(sessions):
+        time.sleep(0.01)
+
+
+def ended(sessions: Collection[int], seconds: float) -> bool:
+    """Waits for the end of all processes of these sessions, at most so long."""
+    limit = time.monotonic() + seconds
+    while processes(sessions) and time.monotonic() < limit:
+        time.sleep(0.05)
+    return not processes(sessions)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _session(pid: int) -> int:

@@ -87,8 +87,9 @@ class Ranks:
     def go_on(self) -> None:
         for rank in self._ranks:
             with suppress(BrokenPipeError):  # it has ended
-                rank.stdin.write("\n")
-                rank.stdin.flush()
+                os.write(
+                    rank.stdin.fileno(), b"\n"
+                )  # past Python's buffer, which would be written again when it closes
 
     def _until(self, number: int, event: str, on_other: Callable[[int, dict[str, Any]], None] | None) -> dict[str, Any]:
         for line in self._ranks[number].stdout:

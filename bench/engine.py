@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,16 @@ def cpu_by_service(root: int) -> dict[str, float]:
     return dict(spent)
 
 
-def measure(folder: Path, replicas: int, steps: int, job: list[dict[str, Any]] | None = None) -> System:
-    """Runs until enough steps are done, then kills the run, which is not needed any more. `job`: another than `objects`."""
+def measure(
+    folder: Path,
+    replicas: int,
+    steps: int,
+    job: list[dict[str, Any]] | None = None,
+    look: Callable[[int], None] | None = None,
+) -> System:
+    """Runs until enough steps are done, then kills the run, which is not needed any more. `job`: another than `objects`. `look`
+    gets the process id of `cox` before that.
+    """
     run = Run(folder / f"run-{replicas}-{random.randrange(1 << 40):x}", job or objects(folder, replicas))
     cox = run.start()
     try:
@@ -85,6 +94,8 @@ def measure(folder: Path, replicas: int, steps: int, job: list[dict[str, Any]] |
         before, first = cpu_by_service(cox.pid), len(run.steps())
         wait_until(lambda: len(run.steps()) >= first + steps or cox.poll() is not None, "all steps", DEADLINE)
         after, last = cpu_by_service(cox.pid), len(run.steps())
+        if look is not None:
+            look(cox.pid)
     finally:
         cox.send_signal(signal.SIGKILL)  # nothing outlives it
         cox.communicate()

@@ -86,6 +86,9 @@ class AnySession:
     class record:
         generation = 1
 
+    def works(self, trainer: str) -> bool:
+        return trainer in self.world.trainers
+
 
 def test_a_file_whose_name_is_no_generation_is_ignored_by_the_plan_log(tmp_path):
     store = store_of(make_job(tmp_path))

@@ -27,6 +27,7 @@ from coxswain_operator.reconcile.actions import (  # fmt: skip
     WriteStatus,
 )
 from coxswain_operator.refusals import UNAVAILABLE, fault_of
+from coxswain_operator.repeated_line import RepeatedLine
 from coxswain_operator.slow_start import Call, SlowStartBatch, interleave
 from coxswain_operator.views import Event, Manifest
 
@@ -44,7 +45,7 @@ class ActionExecutor:
         self._refusals = Refusals()
         self._workers: dict[JobKey, int] = {}  # during a restart
         self._quarantining = asyncio.Lock()
-        self._said = ""  # why the last quarantine could not be made or ended
+        self._line = RepeatedLine(log)  # why the last quarantine could not be made or ended
 
     def refusals(self, job: Manifest) -> PassRefusals:
         """What the cluster did not take of the last pass."""
@@ -171,8 +172,7 @@ class ActionExecutor:
         try:
             return await call is not False
         except (AlreadyExists, Conflict, Refused, Retryable) as error:
-            log.log(logging.DEBUG if str(error) == self._said else logging.WARNING, "quarantine: %s", error)
-            self._said = str(error)
+            self._line.warn(f"quarantine: {error}")
             if not isinstance(error, AlreadyExists):  # which the next pass sees
                 self._refusals.set_quarantine(key_of(job), f"NodeQuarantine {name}", error)
             return False

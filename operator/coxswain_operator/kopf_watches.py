@@ -26,6 +26,7 @@ from coxswain_operator.kubernetes.access import Access
 from coxswain_operator.kubernetes.informer import SILENCE_SECONDS
 from coxswain_operator.kubernetes.trust import Trust
 from coxswain_operator.reconcile.references import reads
+from coxswain_operator.repeated_line import RepeatedLine
 from coxswain_operator.views import Manifest
 from coxswain_operator.workqueue import Key
 
@@ -110,7 +111,7 @@ async def _kopf(registry: kopf.OperatorRegistry, namespace: str, silence: float,
 
     kopf ends at half a line, at an ERROR other than 410, at a 410 instead of a stream, and where it is forbidden to watch.
     """
-    failures, said, clock = 0, "", asyncio.get_running_loop().time
+    failures, line, clock = 0, RepeatedLine(log), asyncio.get_running_loop().time
     while True:
         began = clock()
         try:
@@ -119,8 +120,7 @@ async def _kopf(registry: kopf.OperatorRegistry, namespace: str, silence: float,
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
         failures = 0 if clock() - began > LONGEST_PAUSE else failures + 1
-        log.log(logging.DEBUG if text == said else logging.WARNING, "kopf: %s; restarting its watches", text)
-        said = text
+        line.warn(f"kopf: {text}; restarting its watches")
         await asyncio.sleep(random.uniform(0.1, doubled(failures + 1, 0.5, LONGEST_PAUSE)))
 
 

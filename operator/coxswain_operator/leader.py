@@ -17,6 +17,7 @@ from coxswain.errors import Refused, Retryable
 from coxswain_operator.cluster import AlreadyExists, Conflict
 from coxswain_operator.kubernetes.connection import Connection, NotFound
 from coxswain_operator.kubernetes.resources import LEASES
+from coxswain_operator.repeated_line import RepeatedLine
 from coxswain_operator.views import Manifest
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Leader:
         self._seen: tuple[str, float] = ("", 0.0)  # the Lease's version, and when it was first seen
         self._written: Manifest | None = None  # the Lease as the last own write left it
         self._lost = False
-        self._said = ""  # the error of the last attempt; empty: the server has answered
+        self._line = RepeatedLine(log)
         self._asleep, self._asleep_before = asleep, asleep()  # the latter as of `renewed`
         self.renewed = 0.0  # when the last successful renewal was sent; 0: not the leader
 
@@ -132,12 +133,10 @@ class Leader:
             try:
                 if ours := await self._take():
                     self.renewed, self._asleep_before = started, asleep
-                self._said = ""
+                self._line.forget()
                 return ours
             except (Retryable, Refused, NotFound) as error:  # the last: the namespace is gone
-                level = logging.DEBUG if str(error) == self._said else logging.WARNING
-                log.log(level, "Lease %s/%s: %s", self._namespace, self._name, error)
-                self._said = str(error)
+                self._line.warn(f"Lease {self._namespace}/{self._name}: {error}")
                 await asyncio.sleep(self._timing.retry)
 
     async def _take(self) -> bool:

@@ -27,6 +27,7 @@ from coxswain_operator.kubernetes.read_cache import ReadCache
 from coxswain_operator.kubernetes.resources import FIELD_MANAGER, NAMESPACES, SECRETS, with_groups
 from coxswain_operator.kubernetes.until_given import until_given
 from coxswain_operator.kubernetes.workloads import Workloads
+from coxswain_operator.repeated_line import RepeatedLine
 from coxswain_operator.views import AdmissionView, Event, Manifest, NodeView, PodView
 
 log = logging.getLogger(__name__)
@@ -238,11 +239,9 @@ class KubernetesCluster:
 
     async def served(self, plurals: Sequence[str], pause: float = DISCOVERY_SECONDS) -> None:
         """Returns once the server knows our kinds: their definitions may be installed after the operator."""
-        said = set[str]()
+        line = RepeatedLine(log)
         while missing := set(plurals) - await until_given(lambda: served(self._connection, API_VERSION)):
-            level = logging.DEBUG if missing == said else logging.WARNING
-            log.log(level, "%s: not served yet: %s; install the CRDs", API_VERSION, ", ".join(sorted(missing)))
-            said = missing
+            line.warn(f"{API_VERSION}: not served yet: {', '.join(sorted(missing))}; install the CRDs")
             await asyncio.sleep(pause)
 
     def silence(self, now: float) -> float:

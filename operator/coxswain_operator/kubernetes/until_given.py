@@ -10,6 +10,7 @@ from typing import TypeVar
 from coxswain.errors import Retryable
 from coxswain_operator.backoff import asked_by
 from coxswain_operator.cluster import Denied
+from coxswain_operator.repeated_line import RepeatedLine
 
 log = logging.getLogger(__name__)
 
@@ -19,11 +20,10 @@ PAUSE_SECONDS = 2.0
 
 async def until_given(ask: Callable[[], Awaitable[T]]) -> T:
     """Repeats while the server is away, and while it forbids the call: rights may be granted later."""
-    said = ""
+    line = RepeatedLine(log)
     while True:
         try:
             return await ask()
         except (Retryable, Denied) as error:
-            log.log(logging.DEBUG if str(error) == said else logging.WARNING, "%s; asking again", error)
-            said = str(error)
+            line.warn(f"{error}; asking again")
             await asyncio.sleep(max(PAUSE_SECONDS, asked_by(error)))

@@ -66,7 +66,11 @@ def continued(systems: list[str], base: Path, scratch: Path) -> Iterator[dict[st
             "half the ranks": Shape(1, 2, BEHIND, 2 * DOCUMENTS, 2 * TOKENS),
             "twice the ranks": Shape(4, 2, BEHIND, DOCUMENTS // 2, TOKENS // 2),
         }  # fmt: skip
-        yield {"system": system, **{name: measure.resumed(place, two, after, scratch) for name, after in cases.items()}}
+        whole = measure.read(place, two)
+        yield {
+            "system": system,
+            **{name: measure.resumed(place, whole, after, scratch) for name, after in cases.items()},
+        }
 
 
 def _corpus(base: Path, folder: Path, sources: int) -> Corpus:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,29 +42,35 @@ def cost(place: Place, shape: Shape) -> Figures:
         tokens = sum(last["tokens"] - early["tokens"] for early, last in zip(first, done, strict=True))
         return {
             "first": max(said["seconds"] for said in first), "tokens": tokens / seconds, "cpu": cpu / tokens * 1e6,
-            "memory": sessions.memory(pids), "processes": len(pids),
+            "memory": sessions.memory(pids), "processes": len(pids) - shape.ranks,  # each rank has a `timeout` above it
         }  # fmt: skip
 
 
-def resumed(place: Place, before: Shape, after: Shape, scratch: Path) -> str:
-    """Whether the batches behind its own state are those without a stop: `same`, `other`, or that it refuses.
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The digests of each batch of all ranks, sorted, and rank 0's state behind each."""
 
-    A batch of all ranks is compared as a set of documents. Both shapes have as many documents and tokens in it.
+    batches: list[list[str]]
+    states: list[Any]
+
+
+def resumed(place: Place, whole: Stream, after: Shape, scratch: Path) -> str:
+    """Whether the batches behind the state of the middle of a stream are those without a stop: `same`, `other`, or `refused`.
+
+    A batch of all ranks is compared as a set of documents. `after` has as many documents and tokens in it as the stream.
     """
-    half = before.batches // 2
-    whole, states = _read(place, before)
+    half = len(whole.batches) // 2
     file = scratch / "state.json"
-    file.write_text(json.dumps(states[half - 1]))
+    file.write_text(json.dumps(whole.states[half - 1]))
     try:
-        rest, _ = _read(place, after, "--state", file)
+        rest = read(place, after, "--state", file).batches
     except RuntimeError:
         return "refused"
-    pairs = list(zip(whole[half:], rest, strict=False))
+    pairs = list(zip(whole.batches[half:], rest, strict=False))
     return "same" if pairs and all(one == other for one, other in pairs) else "other"
 
 
-def _read(place: Place, shape: Shape, *more: object) -> tuple[list[list[str]], list[Any]]:
-    """The digests of each batch of all ranks, sorted, and rank 0's state behind each."""
+def read(place: Place, shape: Shape, *more: object) -> Stream:
     batches: dict[int, list[tuple[list[str], Any]]] = defaultdict(list)
 
     def keep(rank: int, said: dict[str, Any]) -> None:
@@ -74,4 +81,5 @@ def _read(place: Place, shape: Shape, *more: object) -> tuple[list[list[str]], l
         ranks.go_on()
         ranks.until("done", keep)
     together = zip(*(batches[rank] for rank in range(shape.ranks)), strict=False)
-    return [sorted(d for digests, _ in row for d in digests) for row in together], [s for _, s in batches[0]]
+    batches_of_all = [sorted(d for digests, _ in row for d in digests) for row in together]
+    return Stream(batches_of_all, [state for _, state in batches[0]])

@@ -6,10 +6,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
+TRACKERS_LEAVE = 5.0  # seconds
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SESSION, _TIMES = 3, slice(11, 15)  # in /proc/PID/stat, behind the name: own and waited-for children's times
 
@@ -36,13 +37,9 @@ def end(sessions: Collection[int]) -> None:
 
     The trackers of Python's multiprocessing come last: they remove what the others have in shared memory, and end by themselves.
     """
-    while found := [pid for pid in processes(sessions) if not _is_tracker(pid)]:
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    while processes(sessions):
-        time.sleep(0.01)
+    _kill(sessions, _is_no_tracker)
+    if not ended(sessions, TRACKERS_LEAVE):
+        _kill(sessions)
 
 
 def ended(sessions: Collection[int], seconds: float) -> bool:
@@ -53,11 +50,19 @@ def ended(sessions: Collection[int], seconds: float) -> bool:
     return not processes(sessions)
 
 
-def _is_tracker(pid: int) -> bool:
+def _kill(sessions: Collection[int], which: Callable[[int], bool] = bool) -> None:
+    while found := list(filter(which, processes(sessions))):
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _is_no_tracker(pid: int) -> bool:
     try:
-        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"multiprocessing.resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return False
+        return False  # it has ended
 
 
 def _session(pid: int) -> int:

@@ -56,17 +56,17 @@ def test_the_stream_dataset_goes_on_with_its_own_batches_whatever_the_ranks_and_
     place = Place("coxswain", small, tmp_path / "coxswain")
     assert measure.prepare(place)["written"] > 0
     two, one = Shape(2, 0, 4, tokens=1024), Shape(1, 0, 4, tokens=2048)
-    assert measure.resumed(place, two, two, tmp_path) == "same"
-    assert measure.resumed(place, two, one, tmp_path) == "same"
-    assert (
-        measure.resumed(place, two, Shape(1, 0, 4, tokens=1024), tmp_path) == "refused"
-    )  # half a batch is another stream
+    whole = measure.read(place, two)
+    assert measure.resumed(place, whole, two, tmp_path) == "same"
+    assert measure.resumed(place, whole, one, tmp_path) == "same"
+    half = Shape(1, 0, 4, tokens=1024)  # of a batch: another stream
+    assert measure.resumed(place, whole, half, tmp_path) == "refused"
 
 
 @pytest.mark.timeout(120)
 def test_a_system_without_a_state_begins_again_which_is_another_stream(small, tmp_path):
     place = Place("bare", small, tmp_path / "bare")
-    assert measure.resumed(place, Shape(1, 0, 6), Shape(1, 0, 6), tmp_path) == "other"
+    assert measure.resumed(place, measure.read(place, Shape(1, 0, 6)), Shape(1, 0, 6), tmp_path) == "other"
 
 
 @pytest.mark.timeout(60)

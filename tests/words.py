@@ -143,7 +143,7 @@ NAMES = {
     "Ground": "ReplicaLoads",
     "Poured": "Packing",
     "pour": "fill_bins",
-    "neediest": "largest_deficit",
+    "neediest": "Deficits.largest",
     "Beat": "Heartbeat",
     # cli
     "Teller": "Output",

@@ -31,17 +31,18 @@ def prepare(place: Place) -> Figures:
 
 
 def cost(place: Place, shape: Shape) -> Figures:
-    """Seconds until the first batch; then, until the last, tokens a second, CPU a million tokens, memory of all processes."""
+    """Seconds until the first batch; tokens a second, CPU a million tokens, memory of all processes once all of them read."""
+    first: dict[int, float] = {}
     with Ranks(place, shape) as ranks:
-        first = ranks.until("first")
+        early = ranks.until("warm", lambda rank, said: first.setdefault(rank, said["seconds"]))
         before, began = sessions.cpu_seconds(ranks.sessions), time.monotonic()
         ranks.go_on()
         done = ranks.until("done")
         seconds, cpu = time.monotonic() - began, sessions.cpu_seconds(ranks.sessions) - before
         pids = sessions.processes(ranks.sessions)
-        tokens = sum(last["tokens"] - early["tokens"] for early, last in zip(first, done, strict=True))
+        tokens = sum(last["tokens"] - one["tokens"] for one, last in zip(early, done, strict=True))
         return {
-            "first": max(said["seconds"] for said in first), "tokens": tokens / seconds, "cpu": cpu / tokens * 1e6,
+            "first": max(first.values()), "tokens": tokens / seconds, "cpu": cpu / tokens * 1e6,
             "memory": sessions.memory(pids), "processes": len(pids) - shape.ranks,  # each rank has a `timeout` above it
         }  # fmt: skip
 
@@ -74,10 +75,11 @@ def read(place: Place, shape: Shape, *more: object) -> Stream:
     batches: dict[int, list[tuple[list[str], Any]]] = defaultdict(list)
 
     def keep(rank: int, said: dict[str, Any]) -> None:
-        batches[rank].append((said["digests"], said["state"]))
+        if said["event"] == "batch":
+            batches[rank].append((said["digests"], said["state"]))
 
     with Ranks(place, shape, "--digests", *more) as ranks:
-        ranks.until("first", keep)
+        ranks.until("warm", keep)
         ranks.go_on()
         ranks.until("done", keep)
     together = zip(*(batches[rank] for rank in range(shape.ranks)), strict=False)

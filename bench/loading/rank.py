@@ -1,8 +1,9 @@
 """One rank of one system, in the environment of that system: `python -m bench.loading.rank SYSTEM CORPUS FOLDER ...`.
 
-Prints a JSON object a line: `first` when it has its first batch, `done` when it has read `--batches`, each with seconds since
-its start and tokens so far. Behind each it waits for a line, so that its processes can be measured. With `--digests` it also
-prints, for each batch, the digests of its documents, and its own state behind it.
+Prints a JSON object a line: `first` when it has its first batch, with the seconds since its start; `warm` when it has one of
+each of its workers and one more, `done` when it has read `--batches` more, each with the tokens so far. Behind those two it waits
+for a line, so that its processes can be measured. With `--digests` it also prints, for each batch, the digests of its documents,
+and its own state behind it.
 """
 
 from __future__ import annotations
@@ -33,24 +34,26 @@ def main() -> None:
     _join(options.rank, options.world)
     state = json.loads(Path(options.state).read_text()) if options.state else None
     task = Task(corpus, folder, options.rank, options.world, options.workers, options.documents, options.tokens, state)
-    read(module.Reader(task), options.batches, options.digests, began)
+    read(module.Reader(task), options.workers, options.batches, options.digests, began)
 
 
-def read(reader: Any, batches: int, digests: bool, began: float) -> None:
+def read(reader: Any, workers: int, batches: int, digests: bool, began: float) -> None:
     tokens = 0
     for number, batch in enumerate(reader):
         tokens += sum(map(len, batch))
         if digests:
             _say(event="batch", digests=[digest(ids) for ids in batch], state=reader.state())
         if number == 0:
-            _stop("first", began, tokens)
-        if number == batches:
+            _say(event="first", seconds=time.monotonic() - began)
+        if number == workers:
+            _stop("warm", tokens)
+        if number == workers + batches:
             break
-    _stop("done", began, tokens)
+    _stop("done", tokens)
 
 
-def _stop(event: str, began: float, tokens: int) -> None:
-    _say(event=event, seconds=time.monotonic() - began, tokens=tokens)
+def _stop(event: str, tokens: int) -> None:
+    _say(event=event, tokens=tokens)
     sys.stdin.readline()
 
 

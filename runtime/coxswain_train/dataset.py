@@ -32,51 +32,12 @@ from coxswain.membership.held_out import hold_out
 from coxswain.membership.mix_record import differences, record_of
 from coxswain.membership.stream import Stream, initial_cursor
 from coxswain.membership.values import Cursor, Membership, MixRecord
-from coxswain.membership.values import Sequence as Piece
 from coxswain_data.local import LocalData
 from coxswain_link.store import Store, open_store
 from coxswain_train.model.loss import IGNORED
+from coxswain_train.step_batch import StepBatch
 
 STATE_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """One rank's part of a step: its sequences, one after the other.
-
-    `tokens`, `labels` (-100: none) and `positions` (in the sequence) are int64 [n]; sequence i is rows bounds[i] to
-    bounds[i + 1] and attends to nothing else. Divide the sum of the token losses by `total_labels`.
-    """
-
-    step: int
-    membership: tuple[Piece, ...]  # of the whole step, in stream order
-    mine: tuple[int, ...]  # which of them this rank has
-    tokens: Tensor
-    labels: Tensor
-    positions: Tensor
-    bounds: Tensor  # [sequences + 1]
-    digests: tuple[str, ...]  # SHA-256 of the tokens of each of mine
-    state: dict[str, Any]  # after this step, for load_state_dict; the same on all ranks
-
-    @property
-    def total_labels(self) -> int:
-        """Of all ranks. A step of ends alone has no label and its loss is 0: 1, which can be divided by."""
-        return max(1, sum(s.labels for s in self.membership))
-
-    @property
-    def delivered_digest(self) -> int:
-        """This rank's part: those of all ranks add up (modulo 2^64) to the step's."""
-        total = 0
-        for index, start, stop in zip(self.mine, self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
-            rows = slice(start, stop)
-            part = digests.delivered(index, self.positions[rows].numpy(), self.tokens[rows].numpy())
-            total = digests.add(total, part)
-        return total
-
-    def sequences(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(tokens, labels) of each sequence, for models that take one at a time."""
-        for start, stop in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
-            yield self.tokens[start:stop], self.labels[start:stop]
 
 
 def stream_digest(previous: str, parts: Sequence[StepBatch]) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from coxswain import digests
 from coxswain.config import BatchConfig, MixConfig, PhaseConfig, SourceConfig, TokenizerConfig
@@ -242,6 +245,40 @@ def test_the_state_of_one_of_several_workers_is_refused_with_another_number(data
         next(iter(other))
     other.load_state_dict(step.state)
     assert next(iter(other)).step == step.step + (2 if workers else 1)
+
+
+TENSORS = "tokens", "labels", "positions", "bounds"
+
+
+@pytest.mark.parametrize("world", [1, 5])
+def test_a_step_comes_whole_from_a_worker_as_one_tensor(dataset, world):
+    """Each tensor would cross as an open file of its own."""
+    for step in dataset(rank=world - 1, world=world):
+        sent = ForkingPickler.dumps(step)
+        found = pickle.loads(sent)
+        assert bytes(sent).count(b"rebuild_tensor") == 1
+        assert len({getattr(found, name).untyped_storage().data_ptr() for name in TENSORS}) == 1
+        for name in StepBatch.__dataclass_fields__:
+            one, other = getattr(step, name), getattr(found, name)
+            assert torch.equal(one, other) if name in TENSORS else one == other
+            assert name not in TENSORS or one.dtype == other.dtype == torch.int64
+
+
+def test_a_rank_without_a_sequence_comes_from_a_worker_as_well(dataset):
+    step = next(iter(dataset(rank=40, world=41)))
+    assert step.mine == ()
+    found = pickle.loads(ForkingPickler.dumps(step))
+    assert [getattr(found, name).tolist() for name in TENSORS] == [[], [], [], [0]]
+
+
+def test_a_loader_pins_all_tensors_of_a_step_and_nothing_else(dataset, monkeypatch):
+    step = next(iter(dataset()))
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor.clone())
+    found = pin_memory(step)
+    assert [id(each) for each in pinned] == [id(getattr(step, name)) for name in TENSORS]
+    assert all(torch.equal(getattr(found, name), getattr(step, name)) for name in TENSORS)
+    assert (found.step, found.membership, found.state) == (step.step, step.membership, step.state)
 
 
 def test_a_forked_worker_is_refused_with_the_way_out_instead_of_waiting_for_ever(dataset):

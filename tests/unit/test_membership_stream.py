@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coxswain.errors import Refused
 from coxswain.membership.order import SourceView
-from coxswain.membership.stream import enter_mix, initial_cursor, largest_deficit, used_up
+from coxswain.membership.stream import enter_mix, initial_cursor, used_up
 from coxswain.membership.values import MixRecord
 from tests.unit.membership_fakes import random_view, steps, stream, view
 
@@ -235,12 +235,6 @@ def test_a_cursor_is_small():
     cursor = steps(s, 40)[-1].cursor
     assert len(msgspec.json.encode(cursor)) < 400
     assert initial_cursor(s.mix).offset == 0
-
-
-def test_a_tie_goes_to_the_first_source_by_name():
-    assert largest_deficit([1, 1, 1], [0, 0, 0]) == 0
-    assert largest_deficit([2, 1], [10, 5]) == 0
-    assert largest_deficit([2, 1], [11, 5]) == 1
 
 
 GOLDEN = [

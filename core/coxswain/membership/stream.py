@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from coxswain.config import BatchConfig, MixConfig, SourceConfig
 from coxswain.errors import Refused
+from coxswain.membership.deficits import Deficits
 from coxswain.membership.draw import draw, nothing_to_draw
 from coxswain.membership.held_out import NOTHING, HeldOut
 from coxswain.membership.mix_record import mix_under
@@ -111,8 +112,8 @@ class _Draws:
         self._step, self._phase, self.offset = cursor.step, cursor.phase, cursor.offset
         self._cursors = {c.name: c for c in cursor.sources}
         weights = active(self._stream.mix, cursor.phase, cursor.sources)
-        self._active, self._weights = list(weights), list(weights.values())
-        self._tokens = [self._cursors[name].tokens for name in self._active]
+        self._active = list(weights)
+        self._deficits = Deficits(weights.values(), (self._cursors[name].tokens for name in self._active))
         self._check()
         self._stream.fetch_next(self._cursors[name] for name in self._active)
 
@@ -136,8 +137,7 @@ class _Draws:
     def next(self) -> Sequence | None:
         """Draws the next sequence of the mixed stream; None once every source that this or a later phase weights has left."""
         while self._active or self._enter_later():
-            place = largest_deficit(self._weights, self._tokens)
-            sequence = self._draw(place)
+            sequence = self._draw(self._deficits.largest())
             if sequence is not None:
                 self.offset += sequence.tokens
                 return sequence
@@ -162,22 +162,12 @@ class _Draws:
             stream.held_out.of(name),
             stream.views[name].shortest,
         )
-        self._cursors[name], self._tokens[place] = after, after.tokens
+        self._cursors[name] = after
+        self._deficits.set_tokens(place, after.tokens)
         if after.exhausted:
-            for column in (self._active, self._weights, self._tokens):
-                del column[place]
+            del self._active[place]
+            self._deficits.leave(place)
         return sequence
-
-
-def largest_deficit(weights: list[int], tokens: list[int]) -> int:
-    """Finds the largest deficit: weight x all tokens - own tokens x all weights, in integers.
-
-    The lists hold the sources that are still in the mix: one that has left does not distort the
-    others' shares. A tie goes to the first, which is the first by name.
-    """
-    all_weights, all_tokens = sum(weights), sum(tokens)
-    surplus = [t * all_weights - w * all_tokens for w, t in zip(weights, tokens, strict=True)]
-    return surplus.index(min(surplus))
 
 
 def enter_mix(mix: MixConfig, number: int, cursor: Cursor) -> Cursor:

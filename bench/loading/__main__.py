@@ -30,6 +30,7 @@ from examples.make_corpus import existing, make
 
 CHARACTERS = 24_000_000  # of all sources together
 BEHIND = 12  # batches, from whose middle each goes on
+SERVICES = {"coxswain, services": TOKENS, "coxswain, services, large steps": 8 * TOKENS}  # tokens a rank in a step
 
 
 def measured(options: argparse.Namespace, base: Path, scratch: Path) -> Iterator[dict[str, Any]]:
@@ -45,11 +46,10 @@ def measured(options: argparse.Namespace, base: Path, scratch: Path) -> Iterator
                     if place.system != "bare" or ranks == 1:
                         shape = Shape(ranks, workers, options.batches // ranks)
                         yield case | {"system": place.system, **measure.cost(place, shape)}
-            if "coxswain" in options.systems:
-                used = services.cost(
-                    found, scratch / f"services-{count}", ranks, TOKENS, options.batches // (2 * ranks)
-                )
-                yield case | {"system": "coxswain, services", **used}
+            for name, tokens in SERVICES.items() if "coxswain" in options.systems else ():
+                steps = max(2, options.batches * TOKENS // (2 * ranks * tokens))
+                used = services.cost(found, scratch / f"services-{count}-{tokens}", ranks, tokens, steps)
+                yield case | {"system": name, **used}
 
 
 def continued(systems: list[str], base: Path, scratch: Path) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from bench.loading import corpus, measure, sessions
+from bench.loading.__main__ import SERVICES
 from bench.loading.environments import SYSTEMS
 from bench.loading.ranks import Place, Ranks, Shape
 from docs.tools import loading
@@ -114,7 +115,7 @@ def test_rounds_become_their_medians_and_every_system_has_a_name():
     assert "| 2 sources, 1 ranks | Coxswain, loaders and constructors of a job | - | - | 2 | 300 | 3 |" in lines
     assert "| 2 sources | MosaicML Streaming | 4 | 23.2 |" in lines
     assert "| MosaicML Streaming | same | other |" in lines
-    assert set(loading.NAMES) == {*SYSTEMS, "coxswain, services"}
+    assert set(loading.NAMES) == {*SYSTEMS, *SERVICES}
 
 
 def test_without_a_record_the_page_says_how_to_make_one():

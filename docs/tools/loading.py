@@ -11,6 +11,7 @@ from docs.tools.layouts import table
 Row = dict[str, Any]
 NAMES = {
     "coxswain": "Coxswain, StreamDataset", "coxswain, services": "Coxswain, loaders and constructors of a job",
+    "coxswain, services, large steps": "the same, steps of 8 times the tokens",
     "mosaic": "MosaicML Streaming", "litdata_chunks": "LitData", "grain_records": "Grain",
     "hugging_face": "Hugging Face datasets", "bare": "read and tokenize alone",
 }  # fmt: skip

@@ -38,6 +38,17 @@ def test_one_token_decides_where_floats_see_no_difference(place):
     assert float(tokens[place]) == float(tokens[place - 1])
 
 
+def test_sources_whose_floats_are_in_another_order_than_their_deficits_are_distinguished():
+    rng, misled = np.random.default_rng(3), 0
+    for _ in range(100):
+        weights = rng.integers(2**40, 2**41, MANY).tolist()
+        tokens = [w * 2**14 + more for w, more in zip(weights, rng.integers(0, 4, MANY).tolist(), strict=True)]
+        assert Deficits(weights, tokens).largest() == furthest(weights, tokens)
+        floats = np.array(tokens) * float(sum(weights)) - np.array(weights) * float(sum(tokens))
+        misled += int(floats.argmin()) != furthest(weights, tokens)
+    assert misled > 20
+
+
 @given(st.lists(st.tuples(LARGE, LARGE | st.just(0)), min_size=1, max_size=2 * MANY), st.data())
 def test_it_is_the_largest_of_all_also_while_sources_draw_and_leave(rows, data):
     weights, tokens = map(list, zip(*rows, strict=True))

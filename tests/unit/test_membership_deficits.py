@@ -38,15 +38,16 @@ def test_one_token_decides_where_floats_see_no_difference(place):
     assert float(tokens[place]) == float(tokens[place - 1])
 
 
-def test_sources_whose_floats_are_in_another_order_than_their_deficits_are_distinguished():
+def test_a_source_whose_float_is_not_the_least_is_found_where_its_deficit_is_the_largest():
     rng, misled = np.random.default_rng(3), 0
     for _ in range(100):
         weights = rng.integers(2**40, 2**41, MANY).tolist()
-        tokens = [w * 2**14 + more for w, more in zip(weights, rng.integers(0, 4, MANY).tolist(), strict=True)]
-        assert Deficits(weights, tokens).largest() == furthest(weights, tokens)
+        tokens = [w * 2**14 + more for w, more in zip(weights, rng.integers(0, 2**6, MANY).tolist(), strict=True)]
+        place = furthest(weights, tokens)
+        assert Deficits(weights, tokens).largest() == place
         floats = np.array(tokens) * float(sum(weights)) - np.array(weights) * float(sum(tokens))
-        misled += int(floats.argmin()) != furthest(weights, tokens)
-    assert misled > 20
+        misled += bool(floats[place] > floats.min())
+    assert misled > 5
 
 
 @given(st.lists(st.tuples(LARGE, LARGE | st.just(0)), min_size=1, max_size=2 * MANY), st.data())

@@ -10,7 +10,7 @@ MANY = 48
 """Sources from which an estimate of all and exact figures of the nearest take less time than exact figures of all."""
 
 _ERROR = 2.0**-48
-"""Of the product of all weights and all tokens: what a float's deficit may be off by, for two, with room. A larger part costs time."""
+"""Of the product of all weights and all tokens: what the floats of two deficits may be off by, with room."""
 
 
 class Deficits:

@@ -110,7 +110,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sources", default="2,64", help="numbers of sources; empty: none of these cases")
-    parser.add_argument("--ranks", default="1x2,8x2", help="ranks x processes of each that read")
+    parser.add_argument("--ranks", default="1x2,4x2", help="ranks x processes of each that read")
     parser.add_argument("--batches", type=int, default=400, help="of all ranks, measured")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--systems", default=",".join((OURS[0], *SYSTEMS[2:], OURS[1])))

@@ -62,7 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130  # as shells have it
-    describe(options.output, summary)
+    try:
+        describe(options.output, summary)
+        sys.stdout.flush()
+    except BrokenPipeError:  # its reader has seen enough; at its end Python would flush again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -48,8 +48,8 @@ def read(reader: Any, workers: int, batches: int, digests: bool, began: float) -
         if number == workers:
             _stop("warm", tokens)
         if number == workers + batches:
-            break
-    _stop("done", tokens)
+            _stop("done", tokens)  # its workers still run
+            return
 
 
 def _stop(event: str, tokens: int) -> None:

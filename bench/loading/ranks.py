@@ -6,11 +6,12 @@ import json
 import os
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench.loading import sessions
 from bench.loading.corpus import Corpus
@@ -19,6 +20,7 @@ from bench.recorded import ROOT
 
 DEADLINE = 900.0  # seconds of one run
 LEAVE = 20.0  # seconds for the ranks to end by themselves
+_LAST = 2000  # characters of a rank's errors that are shown
 DOCUMENTS, TOKENS = 8, 4096  # in a batch of one rank
 
 
@@ -60,13 +62,14 @@ class Ranks:
     def __init__(self, place: Place, shape: Shape, *more: object) -> None:
         self._commands = [place.command(*shape.options(rank), *more) for rank in range(shape.ranks)]
         self._stack = ExitStack()
+        self._said = [self._stack.enter_context(tempfile.TemporaryFile("w+")) for _ in self._commands]  # noqa: SIM115
         self._ranks: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Ranks:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        for command in self._commands:
-            self._ranks.append(self._stack.enter_context(_start(command, port)))
+        for command, said in zip(self._commands, self._said, strict=True):
+            self._ranks.append(self._stack.enter_context(_start(command, port, said)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -100,16 +103,17 @@ class Ranks:
                 return said
             if on_other is not None:
                 on_other(number, said)
-        raise RuntimeError(f"rank {number} ended before {event!r}")
+        self._said[number].seek(0)
+        raise RuntimeError(f"rank {number} ended before {event!r}: {self._said[number].read()[-_LAST:]}")
 
 
-def _start(command: list[str], port: int) -> subprocess.Popen[str]:
+def _start(command: list[str], port: int, errors: IO[str]) -> subprocess.Popen[str]:
     variables = {
         **os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
     limited = ["timeout", "--kill-after=5", str(int(DEADLINE)), *command]
     return subprocess.Popen(
-        limited, cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        limited, cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
         text=True, start_new_session=True,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """The bench of data loading: what it writes, what it counts, and what it says of a system that goes on elsewhere."""
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from bench.loading import corpus, measure, sessions
 from bench.loading.__main__ import SERVICES
 from bench.loading.environments import SYSTEMS
+from bench.loading.rank import digest, read
 from bench.loading.ranks import Place, Ranks, Shape
 from docs.tools import loading
 from tests.local.jobs import wait_until
@@ -83,6 +85,26 @@ def test_what_is_read_is_measured_and_leaves_no_process(small, tmp_path):
     assert not sessions.processes(ranks.sessions)
 
 
+def test_a_rank_is_done_while_its_workers_still_run(monkeypatch):
+    """A loop that is left ends them, and neither their memory nor their number would be measured."""
+    said, ended = [], []
+
+    def batches():
+        try:
+            while True:
+                yield [[1, 2]]
+        finally:
+            ended.append("workers")
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
+    monkeypatch.setattr("builtins.print", lambda line, **_: said.append((json.loads(line), tuple(ended))))
+    read(batches(), 2, 3, False, 0.0)
+    assert [(line["event"], line.get("tokens"), gone) for line, gone in said] == [
+        ("first", None, ()), ("warm", 6, ()), ("done", 12, ()),
+    ]  # fmt: skip
+    assert ended == ["workers"]
+
+
 @pytest.mark.timeout(60)
 def test_a_rank_that_ends_before_its_time_is_an_error(tmp_path):
     with Ranks(Place("bare", corpus.Corpus(tmp_path / "none"), tmp_path), Shape(1, 0, 5)) as ranks:
@@ -131,8 +153,6 @@ def test_a_document_has_the_ids_of_its_text_and_an_end_also_in_another_process(s
 
 
 def test_a_digest_is_of_the_ids_whatever_their_type(small):
-    from bench.loading.rank import digest
-
     one, other = corpus.Encoder(small.tokenizer)("word1"), [int(n) for n in corpus.Encoder(small.tokenizer)("word1")]
     assert digest(one) == digest(other)
     assert len(digest(one)) == 16

@@ -34,6 +34,18 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
         raise OSError(error.errno, error.strerror, str(target)) from error
 
 
+def write_whole(target: Path, text: str) -> None:
+    """Replaces a file by the whole of a text, or leaves it as it is, also where the disk is full or the old file is being read.
+
+    Writing goes through a link, and into a pipe or a device: none of these is replaced.
+    """
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        target.write_text(text, encoding="utf-8")
+        return
+    with replacing(target) as file:
+        file.write(text.encode())
+
+
 @contextmanager
 def signals_wait() -> Iterator[None]:
     """Signals to stop come behind the block."""

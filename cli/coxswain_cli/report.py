@@ -11,7 +11,7 @@ import typer
 from coxswain.errors import Refused
 from coxswain_cli.readers.choose import Context, Job, Kubeconfig, Namespace, reader_of, refusals
 from coxswain_cli.readers.values import JobReader
-from coxswain_cli.replacing import replacing
+from coxswain_cli.replacing import write_whole
 from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.reporting.model import RecordedRun
 from coxswain_cli.reporting.page import page
@@ -30,27 +30,13 @@ def _write_page(run: RecordedRun, target: Path) -> Path:
         raise Refused("BadOutput", f"--output {str(target)!r} names no file; give the path of a file to write")
     text = page(run)
     try:
-        _write(target, text)
+        write_whole(target, text)
     except BrokenPipeError:  # a reader that has seen enough needs no words
         raise
     except OSError as error:
         way_out = "give --output the path of a file that can be"
         raise Refused("BadOutput", f"{target} cannot be written ({error.strerror}); {way_out}") from error
     return target
-
-
-def _is_plain(target: Path) -> bool:
-    """Whether it is a file, or nothing yet. Writing goes through a link, and into a pipe or a device: none is replaced."""
-    return not target.is_symlink() and (target.is_file() or not target.exists())
-
-
-def _write(target: Path, text: str) -> None:
-    """Replaces a file atomically: a browser may be reading the old page."""
-    if not _is_plain(target):
-        target.write_text(text, encoding="utf-8")
-        return
-    with replacing(target) as file:
-        file.write(text.encode())
 
 
 def report_command(

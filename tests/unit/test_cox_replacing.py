@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coxswain_cli.replacing import replacing
+from coxswain_cli.replacing import replacing, write_whole
 
 WRITER = """
 import os, signal, sys
@@ -64,6 +65,37 @@ def test_an_error_in_the_middle_leaves_the_old_file_and_nothing_beside_it(target
         file.write(b"new")
         raise ValueError("no page")
     assert files(target.parent) == {"report.html": b"old page"}
+
+
+FILLED = """
+import resource, signal, sys
+from pathlib import Path
+from coxswain_cli.plan.files import refusals, write_text
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+with refusals():
+    write_text(Path(sys.argv[1]), "x" * 1000)
+"""
+
+
+def test_a_disk_that_is_full_in_the_middle_leaves_the_old_file_and_nothing_beside_it(target):
+    ended = subprocess.run([sys.executable, "-c", FILLED, str(target)], timeout=60, capture_output=True, text=True)
+    assert f"BadFile: --output {target}: File too large; give a path that can be written" in ended.stderr
+    assert files(target.parent) == {"report.html": b"old page"}
+
+
+def test_a_link_is_written_through_and_a_pipe_is_no_file_to_replace(target):
+    link, pipe = target.with_name("link"), target.with_name("pipe")
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    write_whole(link, "new page")
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    read: list[str] = []
+    reader.start()
+    write_whole(pipe, "piped")
+    reader.join(10)
+    assert read == ["piped"]
+    assert (link.is_symlink(), pipe.is_fifo(), target.read_text()) == (True, True, "new page")
 
 
 @pytest.mark.timeout(30)

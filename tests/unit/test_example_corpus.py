@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -131,6 +133,17 @@ def test_a_corpus_whose_summary_is_damaged_is_refused_in_a_sentence_and_kept(
     assert program.main(["--output", str(tmp_path)]) == 2
     assert content(tmp_path) == {"corpus.json": damaged.encode()}
     assert capsys.readouterr().err.startswith(f"make_corpus: --output {tmp_path}: its corpus.json is damaged; remove")
+
+
+def test_a_reader_that_has_gone_costs_no_traceback_and_no_corpus(corpus: Path) -> None:
+    """`make_corpus.py | true`: the pipe has no reader when the summary is printed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, str(PROGRAM), "--output", str(corpus)]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (corpus / "corpus.json").is_file()
 
 
 def test_an_interrupted_build_leaves_nothing_and_no_traceback(

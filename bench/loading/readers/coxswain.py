@@ -50,9 +50,8 @@ def prepare(corpus: Corpus, folder: Path) -> None:
 
 
 def _dataset(task: Task) -> StreamDataset:
-    file = task.folder / f"job-{task.tokens * task.world}.yaml"
-    if not file.exists():
-        file.write_text("\n---\n".join(map(json.dumps, objects(task.corpus, task.tokens * task.world))))
+    file = task.folder / f"job-{task.rank}.yaml"  # each rank its own: another may be reading
+    file.write_text("\n---\n".join(map(json.dumps, objects(task.corpus, task.tokens * task.world))))
     return StreamDataset.of_files([file], f"file://{task.folder}/index", rank=task.rank, world=task.world)
 
 

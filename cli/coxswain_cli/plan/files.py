@@ -13,6 +13,7 @@ import typer
 
 from coxswain.errors import Refused
 from coxswain.exits import Exit
+from coxswain_cli.replacing import write_whole
 
 MOST_BYTES = 1 << 28  # some forty million lengths
 
@@ -73,6 +74,6 @@ def write_text(output: Path | None, text: str, option: str = "output") -> None:
         print(text)
         return
     try:
-        output.write_text(text + "\n", encoding="utf-8")
+        write_whole(output, text + "\n")
     except OSError as error:
         raise Refused("BadFile", f"--{option} {output}: {error.strerror}; give a path that can be written") from None

@@ -34,12 +34,14 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
         raise OSError(error.errno, error.strerror, str(target)) from error
 
 
-def write_whole(target: Path, text: str) -> None:
-    """Replaces a file by the whole of a text, or leaves it as it is, also where the disk is full or the old file is being read.
+def is_plain(target: Path) -> bool:
+    """Whether it is a file, or nothing yet. Writing goes through a link, and into a pipe or a device: none is replaced."""
+    return not target.is_symlink() and (target.is_file() or not target.exists())
 
-    Writing goes through a link, and into a pipe or a device: none of these is replaced.
-    """
-    if target.is_symlink() or (target.exists() and not target.is_file()):
+
+def write_whole(target: Path, text: str) -> None:
+    """Replaces a plain file by the whole of a text, or leaves it as it is: the disk may be full, the old file being read."""
+    if not is_plain(target):
         target.write_text(text, encoding="utf-8")
         return
     with replacing(target) as file:

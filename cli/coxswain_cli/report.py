@@ -11,7 +11,7 @@ import typer
 from coxswain.errors import Refused
 from coxswain_cli.readers.choose import Context, Job, Kubeconfig, Namespace, reader_of, refusals
 from coxswain_cli.readers.values import JobReader
-from coxswain_cli.replacing import write_whole
+from coxswain_cli.replacing import is_plain, write_whole
 from coxswain_cli.reporting.json_report import facts
 from coxswain_cli.reporting.model import RecordedRun
 from coxswain_cli.reporting.page import page
@@ -62,7 +62,7 @@ def report_command(
             for note in run.notes:
                 typer.echo(f"cox report: {note}", err=True)
             written = _write_page(run, output or reader.report_path)
-            typer.echo(written, err=as_json or not _is_plain(written))  # a link may lead to standard output
+            typer.echo(written, err=as_json or not is_plain(written))  # a link may lead to standard output
 
 
 def _numbers(text: str) -> tuple[int, ...]:

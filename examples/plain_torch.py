@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
 
 from coxswain.digests import STREAM_SEED
 from coxswain.errors import CoxswainError
@@ -82,9 +81,7 @@ def main() -> None:
     saved = folder / "checkpoint.pt"
     digest = restore(saved, model, optimizer, dataset) if saved.exists() else STREAM_SEED
 
-    context = "spawn" if options.workers else None  # the readers have threads, which a fork would lose
-    # the dataset was restored first: workers get copies of it
-    for step in DataLoader(dataset, batch_size=None, num_workers=options.workers, multiprocessing_context=context):
+    for step in dataset.loader(options.workers):  # the dataset was restored first: workers get copies of it
         loss = train_step(model, optimizer, step)
         digest = stream_digest(digest, [step])
         print(f"step {step.step} loss {loss:.4f} tokens {len(step.tokens)} digest {digest}", flush=True)

@@ -9,10 +9,12 @@ An item is one rank's part of a step, so a loop trains on the batches that the j
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from coxswain import digests
 from coxswain.api.jobfiles import load_config
@@ -67,7 +69,7 @@ class StreamDataset(IterableDataset[StepBatch]):
 
     `cache` is the uri where block indexes are kept (a job's checkpoint.uri has them already), `endpoint` its S3 server; `steps`
     0 means until the data ends; `held_out` tokens are left to a job's evaluation (evaluation.tokens). With
-    `DataLoader(batch_size=None, num_workers=n, multiprocessing_context="spawn")` each worker makes every n-th step, in order.
+    `loader(num_workers=n)`, a DataLoader, each worker makes every n-th step, in order.
     Raises Refused as loaders do.
     """
 
@@ -106,6 +108,15 @@ class StreamDataset(IterableDataset[StepBatch]):
             endpoint = theirs if options.get("secrets_dir") else msgspec.structs.replace(theirs, secret="")
         own = {"steps": job.total_steps, "held_out": job.evaluation.tokens, "endpoint": endpoint}
         return cls(job.mix, job.batch, cache, **(own | options))
+
+    def loader(self, num_workers: int = 0, **options: Any) -> DataLoader[StepBatch]:
+        """A DataLoader of these steps; `options` are those of torch's, such as `pin_memory`.
+
+        Its workers are forked by Python's fork server, which imports torch once for all of them.
+        """
+        if num_workers:
+            options = {"multiprocessing_context": _forked_by_a_server(), **options}
+        return DataLoader(self, batch_size=None, num_workers=num_workers, **options)
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Yields the steps from the dataset's cursor on.
@@ -202,8 +213,8 @@ class StreamDataset(IterableDataset[StepBatch]):
         if self._process and self._process != os.getpid():
             raise Refused(
                 "ForkedDataset",
-                "multiprocessing_context: this process was forked; with num_workers > 0 give the DataLoader "
-                'multiprocessing_context="spawn" (or "forkserver")',
+                "multiprocessing_context: this process was forked; with num_workers > 0 take dataset.loader(num_workers=…), "
+                'or give the DataLoader multiprocessing_context="spawn" (or "forkserver")',
             )
         if not self._process:
             self._open(LocalData(self.mix, self._index_store(), self._secrets_dir, self._blocks))
@@ -213,6 +224,12 @@ class StreamDataset(IterableDataset[StepBatch]):
         """For another process, which opens its own readers."""
         begin = self._cursor, self._turn
         return {**self.__dict__, "_data": None, "_stream": None, "_process": 0, "_begin": begin}
+
+
+def _forked_by_a_server() -> BaseContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # without an effect where the server runs already
+    return context
 
 
 def _other_workers(before: int, now: int) -> Refused:

@@ -159,6 +159,18 @@ def test_spawned_workers_keep_the_order_and_resume_exactly(dataset):
     assert [s.delivered_digest for s in found] == [s.delivered_digest for s in whole[3:]]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_the_dataset_gives_the_same_stream_and_takes_torchs_options(dataset, workers):
+    loader = dataset().loader(workers, prefetch_factor=3 if workers else None)
+    assert said(loader) == said(dataset())
+    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (None, workers, 3 if workers else None)
+
+
+def test_another_start_of_workers_may_be_given(dataset):
+    assert dataset().loader(1).multiprocessing_context.get_start_method() == "forkserver"
+    assert dataset().loader(1, multiprocessing_context="spawn").multiprocessing_context.get_start_method() == "spawn"
+
+
 def in_worker(monkeypatch, nth: int, workers: int) -> None:
     worker = SimpleNamespace(id=nth, num_workers=workers) if workers else None
     monkeypatch.setattr("coxswain_train.dataset.get_worker_info", lambda: worker)

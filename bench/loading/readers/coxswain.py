@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader
 
 from bench.loading.corpus import Corpus
 from bench.loading.task import Task
@@ -60,8 +59,7 @@ class Reader:
         data = _dataset(task)
         if task.state is not None:
             data.load_state_dict(task.state)
-        context = "spawn" if task.workers else None
-        self._loader = DataLoader(data, batch_size=None, num_workers=task.workers, multiprocessing_context=context)
+        self._loader = data.loader(task.workers)
         self._last: StepBatch | None = None
 
     def __iter__(self) -> Iterator[list[np.ndarray]]:

@@ -179,8 +179,8 @@ class LocalRun:
         try:
             while not (self._is_over(job := await self.job()) or passes.done()):
                 self._display.show(self._look(job))
-                check_room(self._cluster.workdir)
                 self._cluster.check_writable()
+                check_room(self._cluster.workdir)
                 await self._steer(job, interrupts.count)
                 await asyncio.wait([passes], timeout=_LOOK)
             if has_ended(job):

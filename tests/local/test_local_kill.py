@@ -4,6 +4,7 @@ address, no lock.
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 from coxswain_operator.local import LocalCluster
-from tests.local.jobs import wait_until
+from tests.local.jobs import read_process, wait_until
 
 HOLDER = """
 import asyncio, sys
@@ -37,6 +38,12 @@ async def main():
 asyncio.run(main())
 """
 
+LEAVER = HOLDER.replace(
+    "print(os.getpid(),",
+    'idle = [sys.executable, "-c", "import signal; signal.pause()"]\n'
+    "print(subprocess.Popen(idle, start_new_session=True).pid,",
+)
+
 
 def lines(workdir: Path) -> list[list[str]]:
     logs = [workdir / f"logs/p/{name}.log" for name in ("main", "side")]
@@ -47,8 +54,8 @@ def is_gone(pid: str) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def start(workdir: Path) -> tuple[subprocess.Popen[bytes], list[list[str]]]:
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(workdir)])
+def start(workdir: Path, program: str = HOLDER) -> tuple[subprocess.Popen[bytes], list[list[str]]]:
+    holder = subprocess.Popen([sys.executable, "-c", program, str(workdir)])
     wait_until(lambda: len(lines(workdir)) == 2, "both containers run")
     return holder, lines(workdir)
 
@@ -73,6 +80,25 @@ async def test_after_a_kill_the_next_cluster_takes_over_and_finds_the_pod_lost(t
         status = (await cluster.list("Pod", "default"))[0]["status"]
         assert (status["phase"], status["reason"]) == ("Failed", "ProcessLost")
         assert not (tmp_path / "volumes").exists()
+
+
+async def test_a_cluster_in_a_copy_of_a_work_directory_ends_no_process_of_the_original(tmp_path):
+    holder, left = start(tmp_path / "work", LEAVER)
+    shutil.copytree(tmp_path / "work/cluster", tmp_path / "copy/cluster")
+    async with LocalCluster(tmp_path / "copy"):
+        assert all(read_process(int(pid), "environ") for pid, _ in left)  # which one that was killed has no more
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    async with LocalCluster(tmp_path / "work"):
+        wait_until(lambda: all(is_gone(pid) for pid, _ in left), "what was left has ended", deadline=10)
+
+
+async def test_what_a_container_has_put_in_a_session_of_its_own_ends_when_the_next_cluster_takes_over(tmp_path):
+    holder, left = start(tmp_path, LEAVER)
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    async with LocalCluster(tmp_path):
+        wait_until(lambda: all(is_gone(pid) for pid, _ in left), "what was left has ended", deadline=10)
 
 
 def test_two_clusters_on_one_machine_never_share_an_address(tmp_path):

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from coxswain.errors import Refused
 from coxswain_operator.cluster import AlreadyExists, Cluster, Conflict
 from coxswain_operator.local import LocalCluster, objects
 from coxswain_operator.views import Event
-from tests.local.pods import container, pod, run_to_end, until_gone
+from tests.local.pods import container, pod, run_to_end, until, until_gone
 
 
 def job(name="j", **metadata):
@@ -427,3 +428,16 @@ async def test_an_object_of_another_user_is_not_to_be_deleted(cluster, monkeypat
         f"{path} cannot be read (Permission denied); repeat this as the user that ran the job" in refused.value.message
     )
     assert "delete" not in refused.value.message
+
+
+@pytest.mark.parametrize("away", [lambda folder: folder.rename(folder.with_name("moved")), shutil.rmtree])
+async def test_a_work_directory_that_is_moved_or_deleted_meanwhile_is_named_and_not_made_again(tmp_path, away):
+    """A run went on in a folder that its next write had made, and another one could take the lock of that."""
+    async with LocalCluster(tmp_path / "work") as cluster:
+        await cluster.create(pod(container("import time; time.sleep(60)")))
+        await until(cluster, lambda p: "running" in p["status"].get("containerStatuses", [{"state": ()}])[0]["state"])
+        cluster.check_writable()
+        away(tmp_path / "work")
+        with pytest.raises(OSError, match=f"moved or deleted while the job ran: '{tmp_path}/work'"):
+            cluster.check_writable()
+    assert not (tmp_path / "work").exists()

@@ -213,6 +213,12 @@ async def test_a_process_that_a_container_leaves_behind_ends_with_it(cluster):
     await until_ended(int((cluster.workdir / "logs/p/main.log").read_text()))
 
 
+async def test_a_process_that_a_container_leaves_in_a_session_of_its_own_ends_with_its_pod(cluster):
+    program = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True).pid)"
+    await run_to_end(cluster, pod(container(program)))
+    await until_ended(int((cluster.workdir / "logs/p/main.log").read_text()))
+
+
 async def test_deleting_another_uid_is_no_deletion(cluster):
     await cluster.create(pod(container(SLEEP)))
     await cluster.delete("Pod", "default", "p", uid="another")

@@ -21,11 +21,12 @@ from coxswain_operator.children.job_token import KEY_BYTES, TokenKeys
 from coxswain_operator.cluster import Conflict, WatchEvent
 from coxswain_operator.local.addresses import Addresses
 from coxswain_operator.local.failed_writes import FailedWrites
-from coxswain_operator.local.folder_lock import LOCK_SECONDS, lock_folder
+from coxswain_operator.local.folder_lock import LOCK_SECONDS, check_held, lock_folder
 from coxswain_operator.local.memory import MemoryKills
 from coxswain_operator.local.objects import Key, Objects, key_of, write_atomically
-from coxswain_operator.local.pods import Machine, Pod, check_supported
+from coxswain_operator.local.pods import Machine, Pod, check_supported, mark_of
 from coxswain_operator.local.probes import Prober
+from coxswain_operator.local.processes import kill_those_with
 from coxswain_operator.pod_decoding import pod_view
 from coxswain_operator.reconcile.times import moment
 from coxswain_operator.views import Event, Manifest, NodeView, PodView
@@ -66,6 +67,7 @@ class LocalCluster:
         try:
             shutil.rmtree(self.workdir / "volumes", ignore_errors=True)  # of pods of a killed run
             self._objects = Objects(self.workdir / "cluster", self._clock, self._failed)
+            self._end_left_processes()
             self._finish_deletions()
             self._mark_lost_pods()
             drop_torn_line(self.workdir / EVENTS)
@@ -79,7 +81,8 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing = True  # from here on no status is written: what a pod says now is our doing
-        with contextlib.suppress(OSError):  # a full disk: the next start marks them
+        with contextlib.suppress(OSError):  # a full disk, or a folder that is elsewhere: the next start marks them
+            check_held(self._lock, self.workdir)
             self._mark_lost_pods()
         await asyncio.gather(*(pod.stop(task, _CLOSING_GRACE) for pod, task in self._pods.values()))
         while self._deletions:  # that of an owner begins those of what it owns
@@ -179,7 +182,9 @@ class LocalCluster:
                 file.write(json.dumps(line) + "\n")
 
     def check_writable(self) -> None:
-        """Raises OSError, naming the file, when an object or an event could not be written for a while: each try repeats."""
+        """Raises OSError, naming the file, when an object or an event could not be written for a while: each try repeats; and
+        where the work directory was moved or deleted."""
+        check_held(self._lock, self.workdir)
         self._failed.check()
 
     def token_keys(self) -> TokenKeys:
@@ -251,6 +256,10 @@ class LocalCluster:
             key, uid = doomed.pop()
             self._objects.remove(key)
             doomed += self._objects.owned_by(uid)
+
+    def _end_left_processes(self) -> None:
+        """Of a killed run: those that its pods have put in sessions of their own."""
+        kill_those_with(self.workdir, {mark_of(pod) for pod in self._objects.everything("Pod")})
 
     def _mark_lost_pods(self) -> None:
         """Marks pods that run as lost, by a disruption and not by their own fault.

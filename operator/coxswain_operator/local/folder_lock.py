@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import tenacity
@@ -12,6 +13,7 @@ import tenacity
 from coxswain.errors import Refused
 
 LOCK_SECONDS = 5.0  # that the processes of a killed run may take to end
+_LOCK = "cluster.lock"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -22,11 +24,19 @@ def lock_folder(workdir: Path, seconds: float) -> int:
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        return _lock(workdir / "cluster.lock", seconds)
+        return _lock(workdir / _LOCK, seconds)
     except OSError as error:
         way_out = "make room there, or choose" if error.errno in _FULL else "choose"
         message = f"{workdir} cannot be a work directory ({_why(error)}); {way_out} another --workdir"
         raise Refused("WorkdirUnusable", message) from error
+
+
+def check_held(descriptor: int, workdir: Path) -> None:
+    """Raises OSError where the folder with this lock was moved or deleted: a write would make another one there."""
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(descriptor), (workdir / _LOCK).stat()):
+            return
+    raise OSError(errno.ENOENT, "the work directory was moved or deleted while the job ran", str(workdir))
 
 
 def _why(error: OSError) -> str:

@@ -21,7 +21,7 @@ from coxswain_operator.local.containers import Container, Frame
 from coxswain_operator.local.inherited import seen_from_anywhere
 from coxswain_operator.local.memory import MemoryKills
 from coxswain_operator.local.probes import Prober, probe_url
-from coxswain_operator.local.processes import Command
+from coxswain_operator.local.processes import Command, kill_those_with
 from coxswain_operator.local.volumes import Lookup, NotMountable, mount, mount_paths, unmount
 from coxswain_operator.views import Manifest
 
@@ -96,6 +96,7 @@ class Pod:
             self._stopping = True
             await self._stop_containers()  # a container runs on here only if another one could not start
             await self._stop_sidecars()
+            kill_those_with(self._machine.workdir, {mark_of(self._manifest)})
             self._phase = phase
             self._changed()
 
@@ -182,7 +183,8 @@ class Pod:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         mounts = mount_paths(spec, self._folders, folder / "views")
         around = ContainerEnv(self._manifest, spec, mounts, self._machine.addresses.of, self._machine.lookup)
-        inherited = seen_from_anywhere(os.environ, self._machine.folder)
+        marks = {"PWD": str(self._machine.workdir), names.ENV_POD_UID: uid_of(self._manifest)}
+        inherited = seen_from_anywhere(os.environ, self._machine.folder) | marks
         environment = around.environment(inherited) | {names.ENV_TERMINATION_LOG: str(self._termination_log(spec))}
         keep = (self._machine.lock, self._machine.addresses.guard(self._host))
         log = self._machine.log(self._name, spec["name"])
@@ -195,6 +197,15 @@ class Pod:
 @functools.cache
 def node_name() -> str:
     return socket.gethostname()
+
+
+def uid_of(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["uid"])
+
+
+def mark_of(manifest: Manifest) -> str:
+    """What all processes of a pod have in their environment. Pods of a copied work directory have the same."""
+    return f"{names.ENV_POD_UID}={uid_of(manifest)}"
 
 
 def check_supported(manifest: Manifest) -> None:

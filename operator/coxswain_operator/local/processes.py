@@ -12,10 +12,12 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_LOOKS = 10  # a process that SIGKILL does not end at once is found again
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -72,6 +74,31 @@ class Process:
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def kill_those_with(folder: Path, variables: Collection[str]) -> None:
+    """Sends SIGKILL to each process that began with one of these (`NAME=value`), and this folder as PWD, in its environment.
+
+    No group holds what a process has put in a session of its own. It may start others meanwhile: another look finds those.
+    """
+    marks = {os.fsencode(variable) for variable in variables}
+    for _ in range(_LOOKS if marks else 0):
+        if not sum(_kill_if_marked(int(entry.name), folder, marks) for entry in Path("/proc").glob("[0-9]*")):
+            return
+
+
+def _kill_if_marked(pid: int, folder: Path, marks: set[bytes]) -> bool:
+    """By a handle: another process may have that pid by now."""
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if os.fsencode(f"PWD={folder}") in variables and not marks.isdisjoint(variables):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                return True
+        finally:
+            os.close(handle)
+    return False
 
 
 def spawn(command: Command) -> Process:

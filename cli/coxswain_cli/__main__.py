@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 
 def _end_at_once() -> None:
     """Ctrl-C ends the process without a word, until a command has something to save."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _reset_signals() -> None:
+    """What the caller has left of its own: where SIGCHLD is ignored no process has an exit code, and blocked signals wait."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 if __name__ == "__main__" or sys.argv[0].endswith("/cox"):
@@ -107,10 +115,11 @@ app.add_typer(plan, name="plan")
 
 def main() -> None:
     """Runs a command. Every output is flushed here: Python itself would do it with a traceback."""
+    _reset_signals()
     _end_at_once()
     _open_streams()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a path may have any letter
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a path may have any letter
+    sys.stderr = _words(sys.stderr)
     code: int | str | None = 0
     try:
         _check_folder()
@@ -131,6 +140,20 @@ def _open_streams() -> None:
             nowhere = os.open(os.devnull, os.O_RDWR)  # most often `number`, the lowest one that is free
             os.dup2(nowhere, number)
             setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
+
+
+class _Words(io.FileIO):
+    """Standard error. What it does not take is lost, and changes neither the exit code nor standard output."""
+
+    def write(self, data: Any) -> int:
+        with suppress(OSError):
+            return super().write(data) or len(data)
+        return len(data)
+
+
+def _words(stderr: TextIO) -> TextIO:
+    raw = _Words(stderr.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), stderr.encoding, "backslashreplace", line_buffering=True)
 
 
 def _check_folder() -> None:

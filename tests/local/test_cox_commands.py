@@ -296,6 +296,23 @@ def test_a_command_runs_with_standard_streams_that_are_closed(job_file, tmp_path
     assert run_in_shell(f'exec "$@" {closed}', "status", tmp_path / "none").returncode == 2
 
 
+def test_a_standard_error_that_takes_nothing_changes_neither_the_exit_code_nor_the_output(job_file, tmp_path):
+    """What waited for standard output was thrown away with it, and a refusal ended as what may pass."""
+    (tmp_path / "lengths").write_text("100\n200\n")
+    (tmp_path / "empty.yaml").write_text("")
+
+    def without_words(*arguments):
+        return run_in_shell('exec "$@" 2>/dev/full', *arguments)
+
+    assert without_words("validate", tmp_path / "empty.yaml").returncode == 2
+    assert without_words("status", tmp_path / "none").returncode == 2
+    assert without_words("status", "--no-such-option").returncode == 2
+    step = without_words("plan", "step", "--lengths", tmp_path / "lengths", "--replicas", 2, "--capacity", 1024)
+    assert (step.returncode, json.loads(step.stdout)["replicas"]) == (0, 2)
+    ended = run_in_shell('exec "$@" 2>&1 >/dev/null | true', "validate", tmp_path / "empty.yaml")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_current_directory_that_was_deleted_is_named(tmp_path):
     (tmp_path / "gone").mkdir()
     done = run_in_shell(f'cd "{tmp_path}/gone"; rmdir "{tmp_path}/gone"; exec "$@"', "validate", "a.yaml")

@@ -27,6 +27,7 @@ from tests.local.jobs import (
     descendants,
     find_service,
     job_objects,
+    source,
     wait_for_step,
     wait_until,
 )
@@ -314,6 +315,29 @@ def test_sighup_that_was_ignored_stays_so():
         assert counted_requests(signal.SIGHUP) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def started_with(action, *command):
+    """A command in a process that has done this with its signals."""
+    begin = f"import os, signal, sys; {action}; os.execv(sys.argv[1], sys.argv[1:])"
+    return (sys.executable, "-c", begin, *command)
+
+
+def test_a_caller_that_ignores_the_end_of_its_children_costs_no_exit_code(run, tmp_path):
+    """As `trap '' CHLD` of a shell does: the kernel keeps no exit code then, and Python takes each for 0."""
+    run.objects[1] = source("docs", f"file://{tmp_path}/nowhere", "Jsonl", "**/*.jsonl")
+    run.objects[-1]["spec"]["failurePolicy"] = {"maxRestarts": 0}
+    run.within = started_with("signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
+    assert run.run(deadline=60) == 1
+    assert "SourceNotFound" in run.output
+
+
+def test_a_request_to_stop_that_the_caller_has_blocked_comes_all_the_same():
+    """Without that a launcher that blocks signals left a run that nothing but SIGKILL stops."""
+    pending = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); signal.raise_signal(signal.SIGTERM)"
+    command = started_with(pending, sys.executable, "-m", "coxswain_cli", "validate", "-")
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
 
 
 @pytest.mark.parametrize("program", [[sys.executable, "-m", "coxswain_cli"], [Path(sys.executable).with_name("cox")]])

@@ -27,8 +27,9 @@ fe8000000000000000fc00fffe000001 04 40 20 80     eth1
         ({**ON_HOST, "NCCL_SOCKET_IFNAME": "ib"}, {"GLOO_SOCKET_IFNAME": "eno1"}),
         ({**ON_HOST, "GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib"}, {}),
         ({**ON_HOST, "POD_IP": "10.0.0.8"}, {}),
+        ({"PATH": "/bin"}, {}),
     ],
-    ids=["own network", "the node's", "a choice for NCCL", "both chosen", "no interface has the address"],
+    ids=["own network", "the node's", "a choice for NCCL", "both chosen", "no interface has the address", "no pod"],
 )
 def test_the_interface_of_the_pods_address_is_given_to_gloo_and_nccl(
     inherited: dict[str, str], added: dict[str, str]
@@ -36,8 +37,15 @@ def test_the_interface_of_the_pods_address_is_given_to_gloo_and_nccl(
     assert interface_environment(inherited, {"10.0.0.7": "eno1", "10.0.0.8": ""}.__getitem__) == added
 
 
+def test_trainers_of_one_machine_meet_on_its_loopback_network_whatever_its_name_stands_for() -> None:
+    """On a laptop its name may stand for an address that goes with the network it is in: every world was lost then."""
+    own = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    assert interface_environment({"POD_IP": "127.64.0.7"}) == own
+    assert interface_environment({"POD_IP": "127.64.0.7", **own, "GLOO_SOCKET_IFNAME": "eth0"}) == {}
+
+
 def test_an_address_belongs_to_the_interface_that_has_it() -> None:
-    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("127.0.0.1") == interface_of("127.64.0.7") == "lo"
     assert interface_of("192.0.2.1") == ""  # of no machine
 
 

@@ -6,23 +6,28 @@ import fcntl
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from coxswain import names
 
+Address = IPv4Address | IPv6Address
+
 _SIOCGIFADDR = 0x8915
+_LOOPBACK = "127."  # all of these addresses are the loopback interface's, which names one of them
 _INET6 = Path("/proc/net/if_inet6")
 
 
 def interface_environment(inherited: Mapping[str, str], find: Callable[[str], str] | None = None) -> dict[str, str]:
     """What gloo and NCCL need to use the pod's address; a user's own choice stays.
 
-    gloo would take the address of the host's name, often 127.0.0.1; NCCL any interface, also a bridge of the node.
+    gloo would take the address of the host's name, often 127.0.0.1; NCCL any interface, also a bridge of the node. Under
+    `cox run` that address may go amid a run, with the network that a laptop is in: all pods are on the loopback network.
     """
-    if not inherited.get(names.ENV_HOST_NETWORK):
+    address = inherited.get(names.ENV_POD_IP, "")
+    if not (inherited.get(names.ENV_HOST_NETWORK) or address.startswith(_LOOPBACK)):
         return {}
-    interface = (find or interface_of)(inherited[names.ENV_POD_IP])
+    interface = (find or interface_of)(address)
     own = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
     return {name: value for name, value in own.items() if interface and name not in inherited}
 
@@ -31,7 +36,11 @@ def interface_of(address: str, inet6: Path = _INET6) -> str:
     """The name of the interface that has this address; empty without one. `inet6`: the kernel's table of version 6."""
     wanted = ip_address(address)
     found = _ipv4_addresses() if wanted.version == 4 else _ipv6_addresses(inet6.read_text())
-    return next((name for name, held in found if ip_address(held) == wanted), "")
+    return next((name for name, held in found if _is_same(ip_address(held), wanted)), "")
+
+
+def _is_same(held: Address, wanted: Address) -> bool:
+    return held == wanted or (held.is_loopback and wanted.is_loopback)
 
 
 def _ipv4_addresses() -> list[tuple[str, str]]:

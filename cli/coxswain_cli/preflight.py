@@ -28,9 +28,12 @@ _BYSTANDER = "127.0.0.2"  # no pod's address: only a listener on every address o
 
 
 def check_room(folder: Path) -> None:
-    """Raises OSError when the disk is full: reconcile would retry without end and could not log it."""
+    """Raises OSError when the disk is full: reconcile would retry without end and could not log it.
+
+    A file system that states no size says nothing of its room, either.
+    """
     disk = os.statvfs(folder)
-    if disk.f_bavail * disk.f_frsize < _LEAST_ROOM:
+    if disk.f_blocks and disk.f_bavail * disk.f_frsize < _LEAST_ROOM:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 

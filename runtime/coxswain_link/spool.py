@@ -23,6 +23,7 @@ Data = bytes | mmap.mmap
 _SMALL = 16 << 10  # bytes up to which a mapping costs more than the content
 _SHARE = 4  # a process takes at most this part of the free disk: others share it
 _MOST = 64 << 30
+_UNSTATED = 1 << 30  # where the file system states no size
 _PARTS = 8192  # that are held at a time at most: small ones are in memory, and each larger one keeps a file open
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -36,7 +37,8 @@ class Spool:
     @property
     def budget(self) -> int:
         """Bytes that may be held at a time, by the disk as it is now."""
-        return min(shutil.disk_usage(self.folder).free // _SHARE, _MOST)
+        disk = shutil.disk_usage(self.folder)
+        return min(disk.free // _SHARE, _MOST) if disk.total else _UNSTATED
 
     def most(self, part: float) -> int:
         """How many contents may be held at a time with this part of the files that the process may open."""

@@ -35,7 +35,7 @@ def test_a_folder_of_checkpoints_that_another_run_holds_is_refused_until_that_en
 class Disk:
     """What `statvfs` says: a file system in blocks of 4 KiB, some of them kept for root."""
 
-    f_frsize, f_bfree = 4096, 1000
+    f_frsize, f_bfree, f_blocks = 4096, 1000, 2000
 
     def __init__(self, available: int) -> None:
         self.f_bavail = available
@@ -53,3 +53,9 @@ def test_a_disk_with_less_than_64_kib_for_this_user_is_full(
 def test_a_disk_with_64_kib_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda folder: Disk(16))
     check_room(tmp_path)
+
+
+def test_a_file_system_that_states_no_size_is_not_taken_for_a_full_one() -> None:
+    """Some in user space state none, as /proc. Every run was ended there as on a full disk."""
+    assert os.statvfs("/proc").f_blocks == 0
+    check_room(Path("/proc"))

@@ -310,3 +310,8 @@ def test_documents_of_one_number_in_two_sources_are_two(tmp_path):
     data = LocalData(mix, open_store((tmp_path / "run").as_uri(), create=True))
     read = [bytes(data.tokens(Sequence(name, 0, 0, 0, 2, 3)).tolist()) for name in ("s0", "s1", "s0")]
     assert read == [b"s0", b"s1", b"s0"]
+
+
+def test_where_a_file_system_states_no_size_a_spool_holds_more_than_one_block_at_a_time() -> None:
+    """It took the disk for a full one: each block was read again for each of its samples."""
+    assert Spool(Path("/proc")).budget >= 1 << 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
     try:
         with signals_wait(), _locked(draft) as file:
             try:
+                _keep_mode(file, target)
                 yield file
                 file.flush()
                 draft.replace(target)
@@ -32,6 +34,12 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
                 raise
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(target)) from error
+
+
+def _keep_mode(file: BinaryIO, target: Path) -> None:
+    """Of the file that is replaced, if there is one: before there is anything to read."""
+    with suppress(OSError):
+        os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
 
 
 def is_plain(target: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -138,3 +139,12 @@ def test_a_file_is_whole_when_it_gets_its_name(tmp_path: Path, monkeypatch: pyte
     with replacing(tmp_path / "file") as file:
         file.write(b"new")
     assert named == [b"new"]
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    """A report that only its owner could read was everybody's once it was written again."""
+    target = tmp_path / "file"
+    target.write_text("old")
+    target.chmod(0o600)
+    write_whole(target, "new")
+    assert (target.read_text(), stat.S_IMODE(target.stat().st_mode)) == ("new", 0o600)

@@ -12,7 +12,7 @@ import typer
 
 from coxswain.errors import CoxswainError
 from coxswain_cli.progress import amount, duration
-from coxswain_cli.readers.choose import Context, Kubeconfig, Namespace, reader_of, refusals
+from coxswain_cli.readers.choose import Context, Kubeconfig, Namespace, named, reader_of, refusals
 from coxswain_cli.readers.folder import below_runs
 from coxswain_cli.readers.values import Progress, Seen
 from coxswain_cli.reporting.model import MixInForce
@@ -28,6 +28,7 @@ def status_command(
         str,
         typer.Argument(
             metavar="[JOB]",
+            callback=named,
             help="A work directory, a job below runs/, a checkpoint.uri, or a job of a cluster [every job there].",
         ),
     ] = "",

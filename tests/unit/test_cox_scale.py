@@ -62,7 +62,7 @@ def test_an_empty_name_of_a_place_in_a_cluster_does_not_mean_the_job_of_this_mac
     """As of a shell's variable that is not set."""
     with held(workdir):
         code, said = scale(workdir, 6, option, "")
-    assert code == 2 and "it is empty; give a name, or leave the option out" in said
+    assert code == 2 and "it is empty; give a name, or leave it out" in said
     assert taken_request(workdir) is None
 
 

@@ -55,6 +55,18 @@ def test_a_tail_begins_behind_the_last_whole_line_so_that_none_is_lost_when_a_to
     assert list(tail.lines()) == [b"first\n", b"second\n"]
 
 
+@pytest.mark.parametrize("words", [["logs", ""], ["report", ""], ["scale", "", "2"], ["status", ""]])
+def test_an_empty_name_of_a_job_does_not_mean_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """As of a shell's variable that is not set."""
+    (tmp_path / "cluster").mkdir()
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [tmp_path / "cluster"])
+    assert "it is empty; give a name" in done.output
+
+
 @pytest.mark.parametrize("command", ["status", "logs", "report"])
 def test_a_name_that_no_file_system_takes_is_refused_like_any_other_and_not_repeated_whole(command: str) -> None:
     done = CliRunner().invoke(app, [command, "x" * 5000])

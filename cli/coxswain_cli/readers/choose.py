@@ -18,29 +18,31 @@ from coxswain_cli.readers.values import JobReader
 
 FAILED = 1
 
-Job = Annotated[
-    str,
-    typer.Argument(metavar="JOB", help="A work directory, a job below runs/, a checkpoint.uri, or a job of a cluster."),
-]
-JobWithPods = Annotated[
-    str, typer.Argument(metavar="JOB", help="A work directory, a job below runs/, or a job of a cluster.")
-]
-Kubeconfig = Annotated[Path | None, typer.Option("--kubeconfig", help="Read the job in this file's cluster.")]
 
-
-def _named(context: typer.Context, option: typer.CallbackParam, name: str) -> str:
-    """An empty text, as of a shell's variable that is not set, would mean this machine."""
-    source = context.get_parameter_source(str(option.name))
+def named(context: typer.Context, parameter: typer.CallbackParam, name: str) -> str:
+    """An empty text, as of a shell's variable that is not set, would mean this machine, or the current folder."""
+    source = context.get_parameter_source(str(parameter.name))
     if not name and source is not None and source.name == "COMMANDLINE":
-        raise typer.BadParameter("it is empty; give a name, or leave the option out")
+        raise typer.BadParameter(f"it is empty; give a name{'' if parameter.required else ', or leave it out'}")
     return name
 
 
-Context = Annotated[
-    str, typer.Option("--context", callback=_named, help="Read the job in the cluster of this context.")
+Job = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB",
+        callback=named,
+        help="A work directory, a job below runs/, a checkpoint.uri, or a job of a cluster.",
+    ),
 ]
+JobWithPods = Annotated[
+    str,
+    typer.Argument(metavar="JOB", callback=named, help="A work directory, a job below runs/, or a job of a cluster."),
+]
+Kubeconfig = Annotated[Path | None, typer.Option("--kubeconfig", help="Read the job in this file's cluster.")]
+Context = Annotated[str, typer.Option("--context", callback=named, help="Read the job in the cluster of this context.")]
 Namespace = Annotated[
-    str, typer.Option("--namespace", "-n", callback=_named, help="Read the job in this namespace of a cluster.")
+    str, typer.Option("--namespace", "-n", callback=named, help="Read the job in this namespace of a cluster.")
 ]
 
 

@@ -64,9 +64,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 130  # as shells have it
     try:
         describe(options.output, summary)
-        sys.stdout.flush()
-    except BrokenPipeError:  # its reader has seen enough; at its end Python would flush again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # at its end Python would flush again
+        if not isinstance(error, BrokenPipeError):  # a reader that has seen enough needs no words
+            print(f"make_corpus: standard output: {error.strerror}", file=sys.stderr)
+            return 2
     return 0
 
 

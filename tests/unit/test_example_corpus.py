@@ -146,6 +146,16 @@ def test_a_reader_that_has_gone_costs_no_traceback_and_no_corpus(corpus: Path) -
     assert (corpus / "corpus.json").is_file()
 
 
+def test_a_summary_that_cannot_be_printed_is_said_in_one_line_and_costs_no_corpus(corpus: Path) -> None:
+    command = [sys.executable, str(PROGRAM), "--output", str(corpus)]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (2, "make_corpus: standard output: No space left on device\n")
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], capture_output=True, text=True, timeout=60)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    assert (corpus / "corpus.json").is_file()
+
+
 def test_an_interrupted_build_leaves_nothing_and_no_traceback(
     program: ModuleType, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ def check_not_packed(reader: ObjectReader, head: bytes) -> None:
         if head.startswith(begin):
             raise Refused(
                 "ObjectUnreadable",
-                f"{reader.where} holds what {packer} has packed, and its name does not say so; allowed is one packing, by gzip or "
+                f"{reader.where} holds what {packer} has packed, and its name does not say so; allowed is one packing by gzip or "
                 f"zstd, with {', '.join(_GZIP + _ZSTD)} at the name's end: rename it, unpack it, or exclude it with `include`",
             )
 

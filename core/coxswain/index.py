@@ -45,6 +45,7 @@ class IndexedShare(NamedTuple):
     blocks: Sequence[BlockEntry]
     tokenizer: str  # its hash
     vocabulary: int
+    listed: int  # blocks of all shares, as the share's loader listed them; 0: not said
 
 
 def block_key(entry: BlockEntry, tokenizer: str, format_key: str) -> str:

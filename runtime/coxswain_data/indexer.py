@@ -43,7 +43,8 @@ def index_share(
     """
     alike = f"{source.config.uri} {source.format_key} {tokenizer.hash}"
     records = ShareRecords(stored or StoredIndexes(store), alike)
-    blocks = Packed(_indexed(source, tokenizer, store, share, records), BlockEntry)
+    mine, listed = source.share(share.share, share.shares)
+    blocks = Packed(_indexed(source, tokenizer, store, mine, records), BlockEntry)
     if share.shares == 1 and not any(b.samples for b in blocks):
         raise Refused(
             "SourceEmpty",
@@ -52,14 +53,14 @@ def index_share(
         )
     if share.shares == 1:
         check_labels(source.config.name, blocks)
-    return IndexedShare(share, blocks, tokenizer.hash, tokenizer.vocabulary)
+    return IndexedShare(share, blocks, tokenizer.hash, tokenizer.vocabulary, listed)
 
 
 def _indexed(
-    source: Source, tokenizer: Tokenizer, store: Store, share: LoaderShare, records: ShareRecords
+    source: Source, tokenizer: Tokenizer, store: Store, listed: Packed[BlockEntry], records: ShareRecords
 ) -> Iterator[BlockEntry]:
     """A record at a time: a share may have millions of blocks."""
-    listed, rejects = source.blocks(share.share, share.shares), _Rejects(source)
+    rejects = _Rejects(source)
     for start in range(0, len(listed), BLOCKS):
         named = [_with_key(source, tokenizer, entry) for entry in listed[start : start + BLOCKS]]
         record = ShareRecord(records, named)
@@ -124,7 +125,8 @@ def messages(indexed: IndexedShare | Indexed, most: int = BLOCKS_IN_MESSAGE) -> 
     parts = max(1, -(-len(blocks) // most))
     for part in range(parts):
         some = tuple(blocks[part * most : (part + 1) * most])
-        yield Indexed(indexed.share, some, indexed.tokenizer, indexed.vocabulary, part=part, parts=parts)
+        whole = indexed.tokenizer, indexed.vocabulary
+        yield Indexed(indexed.share, some, *whole, part=part, parts=parts, listed=indexed.listed)
 
 
 def block_index(source: Source, tokenizer: Tokenizer, store: Store, entry: BlockEntry) -> BlockIndex:

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain, groupby, islice, pairwise
+from itertools import chain, count, groupby, islice, pairwise
 from operator import attrgetter
 from pathlib import Path
 
@@ -67,19 +67,26 @@ class Source:
         return self._store.last_error
 
     def blocks(self, share: int = 0, shares: int = 1) -> Packed[BlockEntry]:
-        """All blocks of a share, not indexed yet, by (path, ordinal). Of files, those with a block in it are digested."""
-        listed = self._listed_blocks(share, shares)
-        if self._files is None:
-            return listed
-        return self._digested(listed, int(share / shares * len(listed)))
+        """All blocks of a share, as `share` gives them."""
+        return self.share(share, shares)[0]
 
-    def _listed_blocks(self, share: int, shares: int) -> Packed[BlockEntry]:
+    def share(self, share: int, shares: int) -> tuple[Packed[BlockEntry], int]:
+        """The blocks of a share, not indexed yet, by (path, ordinal), and how many all shares have. Of files, those with a block
+        in it are digested."""
+        listed, whole = self._listed_blocks(share, shares)
+        if self._files is None:
+            return listed, whole
+        return self._digested(listed, int(share / shares * len(listed))), whole
+
+    def _listed_blocks(self, share: int, shares: int) -> tuple[Packed[BlockEntry], int]:
         """With the ETags of the listing."""
-        every = (_entry(info, extent) for info in self._objects() for extent in self._extents(info))
-        first = next(every, None)
-        if first is None:
+        numbers = count()
+        extents = ((info, extent) for info in self._objects() for extent in self._extents(info))
+        every = (_entry(*each) for each, _ in zip(extents, numbers, strict=False))
+        found = Packed(islice(every, share, None, shares), BlockEntry)
+        if not (listed := next(numbers)):
             raise self._empty("its objects hold no data; fill them, or correct uri or include")
-        return Packed(islice(chain([first], every), share, None, shares), BlockEntry)
+        return found, listed
 
     def as_before(self, entry: BlockEntry) -> BlockEntry | None:
         """The block of a file as release 0.1 named it: by size, time and inode. None on S3."""

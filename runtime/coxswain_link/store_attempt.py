@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, TypeVar
 
 import obstore
@@ -154,12 +154,15 @@ class StoreAttempt:
 
     def page(self, prefix: str, after: str) -> tuple[Listing, bool]:
         """The objects behind the key `after`, by path, on S3 at most a page of them; and whether there may be more."""
-        found = self._agreed(prefix, lambda: self._page(prefix, after))
-        if self._remote and not (found or after):
+        listed = self._agreed(prefix, lambda: self._page(prefix, after))
+        if not self._remote:
+            return listed, False
+        if not (listed or after):
             self._check_listing(prefix)
-        if self._remote:
-            self._check_order(prefix, [after, *(info.path for info in found)])
-        return found, len(found) == self._page_keys
+        found, more = list(self._in_order(prefix, after, listed)), len(listed) == self._page_keys
+        if more and not found:
+            raise self._unordered(prefix)
+        return found, more
 
     def _check_listing(self, prefix: str) -> None:
         """Raises where an object is there that cannot be: obstore takes any page of HTML for an empty listing.
@@ -170,10 +173,24 @@ class StoreAttempt:
             obstore.head(self._backend, f"{prefix}{secrets.token_hex(16)}")
             raise StoreUnavailable(f"{where(self._uri, prefix)}: {NO_S3}")
 
-    def _check_order(self, prefix: str, keys: list[str]) -> None:
-        """Raises where a page does not go on, by key, behind the one before: some objects would be left out, or come for ever."""
-        if any(before >= key for before, key in pairwise(keys)):
-            raise Lasting(f"{where(self._uri, prefix)}: {NO_ORDER}", "ListingUnordered")
+    def _in_order(self, prefix: str, after: str, listed: Listing) -> Iterator[ObjectInfo]:
+        """What is listed, but the marks of folders behind keys that sort before their slash: obstore lists `a/` as `a`, and that
+        behind `a-1`. Raises where a page does not go on, by key, behind the one before: some objects would be left out, or come
+        for ever."""
+        before = after
+        for info in listed:
+            if not (info.path or info.size):
+                continue  # the mark of the uri's own folder
+            is_mark = info.path <= before and not info.size
+            key = f"{info.path}/" if is_mark else info.path
+            if key <= before:
+                raise self._unordered(prefix)
+            if not is_mark:
+                yield info
+            before = key
+
+    def _unordered(self, prefix: str) -> Lasting:
+        return Lasting(f"{where(self._uri, prefix)}: {NO_ORDER}", "ListingUnordered")
 
     def _page(self, prefix: str, after: str) -> Listing:
         found = obstore.list(self._backend, prefix or None, offset=after or None, chunk_size=self._page_keys)

@@ -130,5 +130,6 @@ def test_a_key_may_have_any_letters(s3, proxy, tmp_path, page):
 
 
 def test_marks_of_folders_are_no_documents(s3, tmp_path):
-    bucket = put(s3, "marks", **{"empty/": b"", "full/": b"", "full/a.txt": b"one", "none.txt": b"", "z.txt": b"two"})
-    assert texts(s3, tmp_path, bucket) == [b"one", b"two"]
+    contents = {"full-2/a.txt": b"zero", "full/a.txt": b"one", "none.txt": b"", "z.txt": b"two"}
+    bucket = put(s3, "marks", **{"empty/": b"", "full/": b""}, **contents)
+    assert texts(s3, tmp_path, bucket) == [b"zero", b"one", b"two"]

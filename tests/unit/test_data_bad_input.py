@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import tarfile
 from pathlib import Path
 
@@ -145,6 +147,30 @@ def test_a_mix_whose_source_is_empty_in_all_shares_is_refused_by_its_name():
     parts = [Indexed(LoaderShare(f"loader-{i}", "docs", i, 2), (), "bytes", 257) for i in range(2)]
     with pytest.raises(Refused, match="sources without a readable sample: docs; check uri, include and textField"):
         merge(MixConfig(name="m", seed=1, sources=(source,)), parts)
+
+
+@pytest.mark.parametrize("format_", ["Jsonl", "Text", "Tar"])
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("a", gzip.compress),
+        ("a.GZ", gzip.compress),
+        ("a.zstd", zstandard.ZstdCompressor().compress),
+        ("a.bz2", bz2.compress),
+        ("a.xz", lzma.compress),
+        ("a.gz", lambda data: gzip.compress(gzip.compress(data))),
+        ("a.zst", lambda data: zstandard.ZstdCompressor().compress(gzip.compress(data))),
+    ],
+    ids=["no ending", "capitals", "another ending", "bzip2", "xz", "gzip twice", "gzip in zstd"],
+)
+def test_a_packed_file_whose_name_does_not_say_so_is_no_few_samples_that_do_not_decode(
+    corpus, store, format_, name, pack
+):
+    """A source that allows some rejected samples lost all documents of such a file: its packed bytes have few line breaks."""
+    (corpus / name).write_bytes(pack(b"".join(b'{"text": "%d"}\n' % number for number in range(1000))))
+    said = refusal(replace(config(corpus, format_), max_rejected=500), store)
+    assert said.startswith(f"ObjectUnreadable: {corpus.as_uri()}/{name} holds what ")
+    assert said.endswith("rename it, unpack it, or exclude it with `include`")
 
 
 # --- cut off, and too long ------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_a_coordinator_holds_few_bytes_of_a_block():
     def work() -> object:
         for share in progress.shares:
             mine = Packed(map(block, range(share.share, FILES, 2)), BlockEntry)
-            for part in messages(IndexedShare(share, mine, "hash", 257), 5_000):
+            for part in messages(IndexedShare(share, mine, "hash", 257, 0), 5_000):
                 progress.add(part)
         progress.finish(merge(mix, progress.parts()))
         return progress

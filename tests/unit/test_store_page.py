@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -84,11 +85,16 @@ def test_an_empty_listing_stays_one_whatever_the_server_answers_of_a_key_that_is
     assert at(Server).list("log/") == []
 
 
+def is_document(name: str) -> bool:
+    return not f"/{name}".endswith("/")
+
+
 def listing(names: list[str]) -> bytes:
-    """The answer that lists these keys of `corpus/code`, with more to come."""
+    """The answer that lists these keys of `corpus/code`. Those of folders, `name/` and the uri's own, are empty."""
     date, etag = "2026-01-01T00:00:00.000Z", "&quot;1&quot;"
     found = (
-        f"<Contents><Key>code/{name}</Key><LastModified>{date}</LastModified><ETag>{etag}</ETag><Size>1</Size></Contents>"
+        f"<Contents><Key>code/{name}</Key><LastModified>{date}</LastModified><ETag>{etag}</ETag>"
+        f"<Size>{int(is_document(name))}</Size></Contents>"
         for name in names
     )
     head = f"<ListBucketResult><Name>corpus</Name><KeyCount>{len(names)}</KeyCount><IsTruncated>false</IsTruncated>"
@@ -119,3 +125,38 @@ def test_keys_are_in_the_order_of_their_bytes(at) -> None:
         body = listing(ordered)
 
     assert [found.path for found in at(Server).list()] == ordered
+
+
+def bucket(names: list[str]) -> type[Portal]:
+    """A server that lists these keys by `start-after`, as S3 does: a page of a thousand at a time."""
+
+    class Bucket(Portal):
+        def do_GET(self) -> None:
+            query = parse_qs(urlsplit(self.path).query)
+            after = query.get("start-after", [""])[0]
+            self.body = listing([name for name in sorted(names) if f"code/{name}" > after][:1000])
+            super().do_GET()
+
+    return Bucket
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["", "!x", "web-2/x", "web/", "web/x", "web0"],
+        ["web", "web-2/x", "web.old/", "web.old/x", "web/", "web/x"],
+        ["web", "web/"],
+        [*(f"a{n:03}" for n in range(999)), "web/", "web/x", "z"],
+        [*(f"a{n:03}" for n in range(999)), "b", "b-1", "b/", *(f"b/{n:03}" for n in range(999)), "c/"],
+        [*(f"a{n:03}" for n in range(996)), "b-1", "b-2", "b/", "b/c-1", "b/c/", "b/c/d"],
+        [f"web{n:04}/" for n in range(2500)] + ["web9"],
+    ],
+    ids=["beside", "two", "of an object's name", "ends a page", "behind a page", "nested", "marks alone"],
+)
+def test_the_mark_of_a_folder_that_sorts_behind_its_neighbours_refuses_no_listing_and_hides_no_object(
+    at, names: list[str]
+) -> None:
+    """Consoles make the empty key `web/` for a folder. It is listed as `web`, and by its bytes it comes behind `web-2/x`."""
+    found = [info.path for info in at(bucket(names)).list() if info.size]
+    assert found == sorted(filter(is_document, names))

@@ -29,6 +29,7 @@ class Indexed(msgspec.Struct, frozen=True):
     fault: Fault | None = None
     part: int = 0
     parts: int = 1
+    listed: int = 0  # blocks of all shares, as this loader listed them; 0: an earlier release has not said
 
 
 class SourceBlocks(msgspec.Struct, frozen=True):

@@ -150,7 +150,9 @@ def _same_tokenizer(parts: Sequence[IndexedShare]) -> None:
 
 def _merge_source(config: SourceConfig, parts: Sequence[IndexedShare]) -> SourceIndex:
     blocks = Packed(_in_order(_dealt(parts)), BlockEntry)
-    if len(blocks) != sum(len(p.blocks) for p in parts):
+    # each loader's own count, too: of a new last file, some may have had their blocks, and others none
+    listed = {part.listed or len(blocks) for part in parts}
+    if listed | {sum(len(p.blocks) for p in parts)} != {len(blocks)}:
         raise Refused(
             "SourceChanged",
             f"source {config.name!r}: its loaders listed different objects; do not change a source while it is being "

@@ -51,7 +51,7 @@ class IndexProgress:
         if known is None or known.of != part.parts:
             known = self._indexed[part.share] = _Parts(part.parts)
         blocks = Packed(part.blocks, BlockEntry)
-        known.found[part.part] = IndexedShare(part.share, blocks, part.tokenizer, part.vocabulary)
+        known.found[part.part] = IndexedShare(part.share, blocks, part.tokenizer, part.vocabulary, part.listed)
 
     def finish(self, index: Index) -> None:
         """Keeps the index in place of the parts that it was merged from: a source may have millions of blocks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator, Sized
+from itertools import chain
 from typing import IO, TypeVar
 
 import zstandard
@@ -21,6 +22,12 @@ _SMALLER_WINDOW = "pack it again with a window of at most 128 MiB (`zstd` withou
 _CHUNK = 128 << 10  # bytes of unpacked content at a time
 _FED = 512  # packed bytes that zstd gets at a time: four may become 128 KiB, and it returns all of them at once
 
+_PACKED = {
+    "gzip": b"\x1f\x8b\x08", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ\0", "lz4": b"\x04\x22\x4d\x18",
+    "zip": b"PK\x03\x04", "bzip2": b"BZh91AY&SY",
+}  # fmt: skip
+"""How what each of them packs begins; bzip2 by its default level."""
+
 
 def is_compressed(path: str) -> bool:
     return path.endswith(_GZIP + _ZSTD)
@@ -29,10 +36,29 @@ def is_compressed(path: str) -> bool:
 def read_whole(reader: ObjectReader, limit: int) -> Data:
     """The object's content, unpacked. Raises Refused (ObjectTooLarge, ObjectUnreadable) by name."""
     if is_compressed(reader.path):
-        return reader.spool.hold(at_most(limit, _unpacked(reader), _too_large(reader, limit)))
+        return reader.spool.hold(at_most(limit, _not_packed(reader, _unpacked(reader)), _too_large(reader, limit)))
     if reader.size > limit:
         raise _too_large(reader, limit)
-    return reader.spool.hold(reader.pieces())
+    return reader.spool.hold(_not_packed(reader, reader.pieces()))
+
+
+def check_not_packed(reader: ObjectReader, head: bytes) -> None:
+    """Raises Refused (ObjectUnreadable) for content that is packed otherwise than its name says: of thousands of documents, the
+    few line breaks among the packed bytes would count as samples that do not decode. `head`: how the content begins."""
+    for packer, begin in _PACKED.items():
+        if head.startswith(begin):
+            raise Refused(
+                "ObjectUnreadable",
+                f"{reader.where} holds what {packer} has packed, and its name does not say so; allowed is one packing by gzip or "
+                f"zstd, with {', '.join(_GZIP + _ZSTD)} at the name's end: rename it, unpack it, or exclude it with `include`",
+            )
+
+
+def _not_packed(reader: ObjectReader, parts: Iterable[bytes]) -> Iterator[bytes]:
+    following = iter(parts)
+    head = next(filter(None, following), b"")
+    check_not_packed(reader, head)
+    yield from chain([head], following)
 
 
 def at_most(limit: int, parts: Iterable[T], too_large: Refused) -> Iterator[T]:

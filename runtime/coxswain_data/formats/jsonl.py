@@ -15,7 +15,7 @@ import msgspec
 
 from coxswain.errors import Refused
 from coxswain_data.formats.base import Extent, Sample, decoded
-from coxswain_data.formats.compression import is_compressed, read_whole
+from coxswain_data.formats.compression import check_not_packed, is_compressed, read_whole
 from coxswain_data.formats.object_reader import ObjectReader
 from coxswain_link.spool import Data
 
@@ -80,6 +80,8 @@ class JsonlObject:
         # The byte before the range shows whether a line starts at its first byte.
         begin = max(0, extent.offset - 1)
         data = self._reader.range(begin, extent.offset + extent.size)
+        if not extent.offset:
+            check_not_packed(self._reader, data)
         first = data.find(b"\n") + 1 if extent.offset else 0
         if extent.offset and (first == 0 or first == len(data)):
             return self._block(b"", 0, extent)

@@ -132,8 +132,13 @@ async def _kopf(
 
 
 def tells_more(record: logging.LogRecord) -> bool:
-    """A filter of the log: False for the trace of a task of kopf that has failed, one for each; `_kopf` says why in a line."""
-    return not (record.name.startswith("kopf.") and record.module == "aiotasks" and record.exc_info)
+    """A filter of the log: False for the trace of a task of kopf that has failed, one for each; `_kopf` says why in a line.
+
+    asyncio logs those of kopf's tasks that kopf forgets.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    of_task = record.name.startswith("kopf.") and record.module == "aiotasks"
+    return error is None or not (of_task or (record.name == "asyncio" and isinstance(error, kopf.LoginError)))
 
 
 async def _kopf_once(

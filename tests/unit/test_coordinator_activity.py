@@ -12,7 +12,7 @@ from coxswain.exits import Exit
 from coxswain.metrics import METRICS
 from coxswain.wire import Evaluation, Finished, ShardsSaved
 from coxswain_coordinator.world.activity import Activity, activity_of, show_activity
-from tests.unit.coordinator_samples import committed, replace_cursors, session
+from tests.unit.coordinator_samples import committed, session
 from tests.unit.test_coordinator_figures import Run
 
 
@@ -37,7 +37,7 @@ def test_a_world_starts_until_its_first_step_is_closed_and_then_does_steps(run):
 def test_a_step_that_an_evaluation_follows_is_an_evaluation(run):
     run.step(0)
     evaluation = Evaluation((), (), (), 0, 0)
-    run.session.add(replace_cursors(committed(1, evaluation=evaluation), run.session))
+    run.session.add(committed(1, evaluation=evaluation))
     assert shown(run) == ["evaluation"]
     run.step(1)
     assert shown(run) == ["step"]

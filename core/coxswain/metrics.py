@@ -57,6 +57,14 @@ METRICS: tuple[Metric, ...] = (
         "Model FLOPs of the last step over the devices' peak. Absent where the peak is unknown, as on cpu.",
         ("hardware",),
     ),
+    Metric(
+        "coordinator",
+        "coxswain_activity",
+        "gauge",
+        "1 for what the job does now, 0 for the rest. save: ranks wait for a checkpoint. evaluation: with the step before it.",
+        ("activity",),
+        known=(("waiting",), ("indexing",), ("starting",), ("step",), ("evaluation",), ("save",)),
+    ),
     Metric("coordinator", "coxswain_step_seconds", "histogram", "Wall time of a step.", (), _LONG),
     Metric(
         "coordinator",

@@ -83,7 +83,7 @@ def _works(
     end: Callable[[], None],
 ) -> Iterator[Work]:
     """What follows one namespace, or all (""). None of it ends by itself."""
-    yield partial(_kopf, _registry(cluster, access, add), namespace, silence, end)
+    yield partial(_kopf, _registry(cluster, access, add), namespace, silence, end, access.url)
     yield partial(_add_jobs_of_pods, cluster, namespace, add)
     if quarantine:
         yield partial(_add_jobs_at_quarantines, cluster, namespace, add)
@@ -106,8 +106,10 @@ async def _until_one_ends(tasks: Collection[asyncio.Task[Any]]) -> None:
         task.result()
 
 
-async def _kopf(registry: kopf.OperatorRegistry, namespace: str, silence: float, end: Callable[[], None]) -> None:
-    """Runs kopf without end: restarts it when it ends.
+async def _kopf(
+    registry: kopf.OperatorRegistry, namespace: str, silence: float, end: Callable[[], None], server: str
+) -> None:
+    """Runs kopf without end: restarts it when it ends. Each start reads the token again.
 
     kopf ends at half a line, at an ERROR other than 410, at a 410 instead of a stream, and where it is forbidden to watch.
     """
@@ -117,11 +119,26 @@ async def _kopf(registry: kopf.OperatorRegistry, namespace: str, silence: float,
         try:
             await _kopf_once(registry, namespace, _settings(silence), end)
             text = "ended"
+        except kopf.LoginError:
+            text = (
+                f"{server} refuses the operator's token or certificate (401 Unauthorized); it is read again at each start of the "
+                "watches; see that its ServiceAccount, or the kubeconfig's user, is there and has not expired"
+            )
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
         failures = 0 if clock() - began > LONGEST_PAUSE else failures + 1
         line.warn(f"kopf: {text}; restarting its watches")
         await asyncio.sleep(random.uniform(0.1, doubled(failures + 1, 0.5, LONGEST_PAUSE)))
+
+
+def tells_more(record: logging.LogRecord) -> bool:
+    """A filter of the log: False for the trace of a task of kopf that has failed, one for each; `_kopf` says why in a line.
+
+    asyncio logs those of kopf's tasks that kopf forgets.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    of_task = record.name.startswith("kopf.") and record.module == "aiotasks"
+    return error is None or not (of_task or (record.name == "asyncio" and isinstance(error, kopf.LoginError)))
 
 
 async def _kopf_once(

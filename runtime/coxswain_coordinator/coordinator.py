@@ -17,6 +17,7 @@ from coxswain_coordinator.driver import Driver
 from coxswain_coordinator.planning.mix_edits import Edits
 from coxswain_coordinator.planning.placers import Planner
 from coxswain_coordinator.state.job_state import JobState
+from coxswain_coordinator.world.activity import show_activity
 from coxswain_link.http_server import HttpService
 from coxswain_link.metrics import build
 from coxswain_link.store import Store
@@ -38,6 +39,7 @@ class Coordinator:
     ) -> None:  # fmt: skip
         metrics, self._claim = build("coordinator"), claim
         self.state = JobState(job, metrics, run_dir, clock)
+        show_activity(metrics["coxswain_activity"], self.state)
         self.state.recorded_step, self.state.config = recorded_step, config
         if hardware:
             self.state.hardware = hardware

@@ -104,6 +104,26 @@ def test_a_job_that_has_stalled_for_hours_raises_the_one_alert_and_not_that_of_i
     assert_firing(tmp_path, series, m120="CoxswainJobStalled", m600="CoxswainJobStalled")
 
 
+@pytest.mark.parametrize(("activity", "name"), [("evaluation", ""), ("save", ""), ("step", "CoxswainJobStalled")])
+def test_an_evaluation_or_a_save_of_an_hour_raises_no_alert_and_a_step_of_an_hour_does(
+    tmp_path: Path, activity: str, name: str
+) -> None:
+    series = {
+        of_job("coxswain_step"): "0+1x60 60x60 61+1x60",
+        of_job("coxswain_activity", f',activity="{activity}"'): "0x60 1x60 0x60",
+        of_job("coxswain_activity", ',activity="waiting"'): "0x180",
+    }
+    assert_firing(tmp_path, series, m95=name, m118=name, m140="")
+
+
+def test_a_job_that_does_no_step_after_a_long_save_raises_the_alert_a_quarter_of_an_hour_later(tmp_path: Path) -> None:
+    series = {
+        of_job("coxswain_step"): "0+1x60 60x120",
+        of_job("coxswain_activity", ',activity="save"'): "0x60 1x60 0x60",
+    }
+    assert_firing(tmp_path, series, m119="", m130="", m140="CoxswainJobStalled")
+
+
 def test_a_job_that_stalls_under_a_new_coordinator_raises_the_alert_half_an_hour_later(tmp_path: Path) -> None:
     series = {of_job("coxswain_step"): "2x900", of_job("coxswain_checkpoint_step"): "3x900"}
     assert_firing(tmp_path, series, m20="", m32="CoxswainJobStalled")

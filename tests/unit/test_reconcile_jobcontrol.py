@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -149,6 +151,27 @@ async def test_a_coordinator_with_an_answer_of_any_length_does_not_fill_the_oper
     async with answered_by(hostile) as (control, job):
         assert await control.report(job) is None
     assert hostile.sent < 8 * MOST_BYTES
+
+
+async def test_a_coordinator_with_a_packed_answer_of_any_length_does_not_fill_the_operators_memory() -> None:
+    """65 kB that unpack to 64 MiB, and where they are packed twice to a thousand times that: the operator would be killed."""
+    packed = gzip.compress(b" " * 2**26, 9)
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head.encode() + packed)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        async with knowing(server.sockets[0].getsockname()[1], "right") as (control, world):
+            tracemalloc.start()
+            try:
+                assert await control.report(world.job) is None
+                assert tracemalloc.get_traced_memory()[1] < 2 * MOST_BYTES
+            finally:
+                tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,10 @@ JOB = Dashboard(
         ),
         Panel("Step time", "Wall time of a step.", "s", _quantiles("coxswain_step_seconds", _JOB)),
         Panel(
+            "Activity", "What is under way: waiting, indexing, starting, step, evaluation or save.", "short",
+            ((f"max by (activity) (coxswain_activity{{{_JOB}}}) == 1", "{{activity}}"),),
+        ),
+        Panel(
             "Idle share", "Share of device time without compute in the last step.", "percentunit",
             ((f"max(coxswain_idle_fraction{{{_JOB}}})", "idle"),),
         ),

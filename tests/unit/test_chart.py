@@ -5,8 +5,10 @@ switched.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,18 @@ import yaml
 
 from coxswain.api.crd import crd
 from coxswain.api.kinds import ALWAYS, KINDS
-from tests.charts import CHART, NAMESPACE, REGISTRY, Manifest, helm, is_test, of_kind, operator_rights, render
+from tests.charts import (
+    CHART,
+    KUBERNETES,
+    NAMESPACE,
+    REGISTRY,
+    Manifest,
+    helm,
+    is_test,
+    of_kind,
+    operator_rights,
+    render,
+)
 
 pytestmark = pytest.mark.binaries("helm")
 
@@ -50,6 +63,33 @@ def rules(manifests: list[Manifest]) -> list[dict[str, Any]]:
 def test_helm_finds_no_fault() -> None:
     done = helm("lint", "--strict", CHART, "--set", f"image.registry={REGISTRY}")
     assert done.returncode == 0, done.stdout
+
+
+NOTES = """
+kind: ConfigMap
+metadata: {name: notes}
+data: {notes: {{ include (print .Template.BasePath "/NOTES.txt") . | toJson }}}
+"""
+
+
+def notes(folder: Path, registry: str) -> str:
+    """What Helm says after an installation: without a server it does so only where an object has the text."""
+    copy = shutil.copytree(CHART, folder / registry.replace("/", "-"))
+    (copy / "templates" / "notes.yaml").write_text(NOTES)
+    parts = [f"image.{part}.repository={registry}/{part}" for part in ("operator", "data", "train")]
+    options = ("--kube-version", KUBERNETES, "--set", ",".join(parts), "--show-only", "templates/notes.yaml")
+    done = helm("template", "coxswain", copy, *options)
+    assert done.returncode == 0, done.stderr
+    said: str = yaml.safe_load(done.stdout)["data"]["notes"]
+    return said
+
+
+def test_the_notes_speak_of_loading_images_only_where_no_registry_has_them(tmp_path: Path) -> None:
+    """`image.registry` is empty, too, where every repository has a registry of its own."""
+    elsewhere, local = notes(tmp_path, "registry.example/team"), notes(tmp_path, "localhost")
+    assert "kubectl get tj" in elsewhere and "load it" not in elsewhere
+    assert [f"localhost/{part}:" in local for part in ("operator", "data", "train")] == [True] * 3
+    assert local.count("load it into every node's container runtime") == 3
 
 
 def test_crds_are_those_of_the_models_and_stay_on_uninstall(plain: list[Manifest]) -> None:

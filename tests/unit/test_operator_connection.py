@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from coxswain.errors import Refused, Retryable
-from coxswain_operator.kubernetes.connection import Busy, NotFound
+from coxswain_operator.kubernetes.connection import BrokenOff, Busy, NotFound
 from tests.answering import answering
 
 
@@ -138,3 +138,25 @@ async def test_the_time_is_the_machines_where_the_servers_is_together_with_it_or
         await connection.call("GET", "/x")
         before = time.time()
         assert before <= connection.now() <= time.time()
+
+
+@pytest.mark.parametrize(("broken", "kind"), [(True, BrokenOff), (False, Retryable)])
+async def test_a_watch_whose_connection_breaks_is_another_error_than_a_silence(broken: bool, kind: type) -> None:
+    """After a silence the server may have been restored from a backup; a connection that breaks is noticed at once."""
+    over = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"line\n")
+        if broken and request.transport:
+            request.transport.abort()
+        await over.wait()
+        return response
+
+    async with answering(answer) as connection:
+        with pytest.raises(Retryable, match="GET /x broke off") as raised:
+            async for line in connection.lines("/x", 30.0 if broken else 0.01):
+                assert line == b"line"
+        over.set()
+    assert type(raised.value) is kind

@@ -13,7 +13,7 @@ import pytest
 
 from coxswain.errors import Refused, Retryable
 from coxswain_operator.cluster import Conflict, Denied
-from coxswain_operator.kubernetes.connection import Busy, Connection, Expired, NotFound
+from coxswain_operator.kubernetes.connection import BrokenOff, Busy, Connection, Expired, NotFound
 from coxswain_operator.kubernetes.informer import LONGEST_PAUSE, WATCH_SECONDS, Informer
 from coxswain_operator.kubernetes.resources import BY_KIND
 
@@ -177,6 +177,27 @@ async def test_a_watch_that_breaks_off_is_followed_by_a_list_within_a_second_and
         assert held(informer) == {"b": 20}
     assert 0.1 <= server.listed[1][0] - server.listed[0][0] <= 1.0
     assert [params["resourceVersion"] for params in server.watched] == ["7", "30"]
+
+
+async def test_a_watch_whose_connection_breaks_goes_on_at_its_version_without_a_list() -> None:
+    """A load balancer that ends connections would cost a LIST of all pods each time."""
+    broken = BrokenOff("reset")
+    server = Server([page(7), page(40)], *[[event("MODIFIED", "a", 8 + n), broken] for n in range(20)], [error(410)])
+    async with informing(server) as informer:
+        await asyncio.sleep(30)
+        assert held(informer) == {}  # by the LIST after the 410
+    assert [params["resourceVersion"] for params in server.watched] == ["7", *map(str, range(8, 28)), "40"]
+    assert len(server.listed) == 2
+
+
+async def test_a_watch_that_breaks_twice_without_a_message_is_followed_by_a_list() -> None:
+    """The server was away for longer: it may have been restored from a backup meanwhile."""
+    broken = BrokenOff("refused")
+    server = Server([page(80), page(30, config_map("b", 20))], [bookmark(90), broken], [broken])
+    async with informing(server) as informer:
+        await asyncio.sleep(5)
+        assert held(informer) == {"b": 20}
+    assert [params["resourceVersion"] for params in server.watched] == ["80", "90", "30"]
 
 
 @pytest.mark.parametrize("lists", [Retryable("503"), page(7)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import cast
 
 import pytest
@@ -49,12 +50,37 @@ async def test_a_missing_object_is_none_and_is_asked_for_each_time() -> None:
     assert [await cache.get("lab", "demo") for _ in range(2)] == [None, None] and server.reads == 2
 
 
-async def test_an_object_that_may_not_be_read_is_none_and_is_asked_for_after_its_time() -> None:
+async def test_an_object_that_may_not_be_read_is_none_and_a_right_that_comes_a_second_later_is_seen() -> None:
+    """A RoleBinding of the same `kubectl apply` may come after the job that needs it."""
     server = Server()
     cache, server.permitted = caching(server), False
     assert [await cache.get("lab", "demo") for _ in range(2)] == [None, None] and server.reads == 1
-    server.permitted, server.now = True, 1300.0
+    server.permitted, server.now = True, 1001.0
     assert await cache.get("lab", "demo") == {"token": "first"}
+
+
+async def test_a_job_that_lacks_the_right_for_long_asks_ever_more_seldom_but_once_a_minute() -> None:
+    server = Server()
+    cache, server.permitted, asked = caching(server), False, list[float]()
+    for second in range(600):
+        server.now, before = 1000.0 + second, server.reads
+        assert await cache.get("lab", "demo") is None
+        asked += [server.now] * (server.reads - before)
+    assert [b - a for a, b in pairwise(asked)] == [1, 2, 4, 8, 16, 32] + [60] * 8
+
+
+@pytest.mark.parametrize("token", ["first", ""])
+async def test_an_answer_ends_a_row_of_refusals(token: str) -> None:
+    server = Server()
+    cache, server.permitted = caching(server), False
+    for server.now in (1000.0, 1001.0, 1003.0):
+        await cache.get("lab", "demo")
+    server.permitted, server.now, server.token = True, 1007.0, token
+    assert await cache.get("lab", "demo") == ({"token": token} if token else None)
+    server.permitted, server.now = False, 1310.0
+    await cache.get("lab", "demo")
+    server.permitted, server.now, server.token = True, 1311.0, "second"
+    assert await cache.get("lab", "demo") == {"token": "second"}
 
 
 async def test_an_object_that_would_be_read_again_is_not_kept() -> None:

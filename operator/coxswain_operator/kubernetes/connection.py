@@ -49,6 +49,10 @@ class Busy(Retryable):
     """The server answered each attempt, and could not do it now (429, 5xx)."""
 
 
+class BrokenOff(Retryable):
+    """The connection of a watch broke, or there was none. Not after a silence: the server may have been another since."""
+
+
 class _Again(Exception):
     """This attempt failed in a way that may pass. `after`: seconds that the server asks to wait. `busy`: it has answered so."""
 
@@ -171,7 +175,8 @@ class Connection:
             raise (Busy if error.busy else Retryable)(f"GET {path} is refused for now: {error}", error.after) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._check_authority(error)
-            raise Retryable(f"GET {path} broke off: {type(error).__name__}: {error}") from error
+            kind = Retryable if isinstance(error, TimeoutError) else BrokenOff
+            raise kind(f"GET {path} broke off: {type(error).__name__}: {error}") from error
 
     def _check_authority(self, error: Exception) -> None:
         if isinstance(error, aiohttp.ClientSSLError) and self._access.is_outdated():

@@ -13,7 +13,7 @@ from coxswain.errors import CoxswainError, Refused, Retryable
 from coxswain_operator.backoff import asked_by, doubled
 from coxswain_operator.cluster import Denied
 from coxswain_operator.kubernetes.cache import Cache, Entry, Name
-from coxswain_operator.kubernetes.connection import Busy, Connection, Expired, NotFound
+from coxswain_operator.kubernetes.connection import BrokenOff, Busy, Connection, Expired, NotFound
 from coxswain_operator.kubernetes.decoding import reader_of
 from coxswain_operator.kubernetes.resources import Resource
 
@@ -74,18 +74,22 @@ class Informer:
         self.heard = asyncio.get_running_loop().time()  # of the last answer or message of the server
 
     async def run(self) -> None:
-        """Never returns. After an error it logs, pauses up to LONGEST_PAUSE, and lists again.
+        """Never returns. After an error it logs, pauses up to LONGEST_PAUSE, and lists again; a connection that broke goes on at
+        its version first, once and within a second: too soon for a backup of the server to have been restored.
 
         A message of the watch ends a row of failures, a LIST alone does not: a server that refuses the watch would be asked for
         everything each second.
         """
+        goes_on = False
         while True:
             try:
-                await self._list()
+                if not goes_on:
+                    await self._list()
                 await self._follow()
             except Exception as error:  # also one that is not expected: a task that ended would leave a stale cache
                 self._failures += 1
                 self._fail(error)
+                goes_on = isinstance(error, BrokenOff) and self._failures == 1
                 pause = random.uniform(0.1, doubled(self._failures, 1.0, LONGEST_PAUSE))
                 await asyncio.sleep(asked_by(error) + pause)
 

@@ -109,6 +109,7 @@ class History:
         self._metrics["coxswain_makespan_over_bound"].set(line.makespan_over_bound)
         self._metrics["coxswain_planned_step_seconds"].set(line.planned_seconds)
         error = error_of((each.planned_seconds, each.seconds) for each in self.recent)
-        self._metrics["coxswain_cost_model_error"].set(error.p50)
+        if error.count:
+            self._metrics["coxswain_cost_model_error"].set(error.p50)
         for source, tokens in line.tokens_by_source.items():
             self._metrics["coxswain_tokens_total"].labels(source).inc(tokens)

@@ -9,6 +9,19 @@ CoxswainError
 from __future__ import annotations
 
 
+def escaped(text: str) -> str:
+    """The text with escapes for what no message can carry: bytes of a name that are no text."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def text_of(error: BaseException) -> str:
+    """What an error of the user's code or of a library says, which may fail as well, in a form that a message can carry."""
+    try:
+        return escaped(str(error))
+    except Exception as broken:
+        return f"(its text fails with {type(broken).__name__})"
+
+
 class CoxswainError(Exception):
     """Base of all errors that this project raises on purpose."""
 
@@ -19,8 +32,7 @@ class Refused(CoxswainError):
     """The user's fault: a stable `reason` (CamelCase, in conditions and events) and a message."""
 
     def __init__(self, reason: str, message: str) -> None:
-        """A name in the message may have any bytes: those that are no text, which no message can carry, are escaped."""
-        self.reason, self.message = reason, message.encode(errors="backslashreplace").decode()
+        self.reason, self.message = reason, escaped(message)
         super().__init__(self.message)
 
 
@@ -34,7 +46,7 @@ class Retryable(CoxswainError):
 
     def __init__(self, message: str = "", after: float = 0.0) -> None:
         self.after = after
-        super().__init__(message)
+        super().__init__(escaped(message))
 
 
 class Stale(CoxswainError):

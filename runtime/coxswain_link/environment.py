@@ -21,7 +21,7 @@ import msgspec
 
 from coxswain import names
 from coxswain.config import JobConfig, load_job
-from coxswain.errors import Refused, Retryable, Stale
+from coxswain.errors import Refused, Retryable, Stale, text_of
 from coxswain.exits import Exit
 from coxswain.termination import fitting
 from coxswain.wire import Fault, Finished
@@ -164,9 +164,9 @@ def run_service(main: Callable[[Environment], int]) -> int:
     except _Terminated:
         log.info("stopped by SIGTERM")
         return Exit.RETRYABLE
-    except (Exception, SystemExit) as error:  # where code of the user's calls sys.exit(), the job has not ended
+    except BaseException as error:  # code of the user's may raise any: where it calls sys.exit(), the job has not ended
         log.exception("unexpected error")
-        write_fault(termination_log, Fault("Crashed", f"{type(error).__name__}: {error}", retryable=True))
+        write_fault(termination_log, Fault("Crashed", f"{type(error).__name__}: {text_of(error)}", retryable=True))
         return Exit.RETRYABLE
 
 
@@ -182,11 +182,16 @@ def end_as(finished: Finished, environment: Environment) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process at once, without waiting for threads that wait for a peer or a store."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    """Ends the process at once, without waiting for threads that wait for a peer or a store.
+
+    Code of the user's may have closed or replaced what is flushed: that changes no exit code.
+    """
+    try:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def _set_up_logging() -> None:

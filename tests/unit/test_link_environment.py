@@ -96,6 +96,15 @@ def test_a_thread_that_never_ends_does_not_delay_the_exit(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "done", ["sys.stdout.close()", "sys.stderr.close()", "sys.stdout = None", "sys.stdout = object()"]
+)
+def test_what_code_of_the_users_does_to_the_standard_streams_changes_no_exit_code_and_delays_no_exit(tmp_path, done):
+    """The flush of a closed stream raised: the exit code was lost, and the exit waited for each thread."""
+    service = start(tmp_path, f"threading.Thread(target=threading.Event().wait).start(); {done}; return 3")
+    assert end(service)[0] == 3
+
+
+@pytest.mark.parametrize(
     ("body", "code", "reason", "retryable"),
     [
         ("raise Refused('Bad', 'no')", 2, "Bad", False),
@@ -103,6 +112,10 @@ def test_a_thread_that_never_ends_does_not_delay_the_exit(tmp_path):
         ("{}['key']", 1, "Crashed", True),
         ("sys.exit(0)", 1, "Crashed", True),  # by code of the user's
         ("sys.exit(3)", 1, "Crashed", True),
+        ("raise KeyboardInterrupt", 1, "Crashed", True),  # of a library's, such as a timeout's
+        ("raise type('Mute', (ValueError,), {'__str__': lambda self: self.absent})", 1, "Crashed", True),
+        ("raise ValueError('\\udcff')", 1, "Crashed", True),  # a byte of a name that is no text
+        ("raise Retryable('\\udcff')", 1, "Retryable", True),
     ],
 )
 def test_the_termination_message_has_the_reason_and_the_exit_code_the_kind_of_fault(

@@ -129,6 +129,26 @@ def test_a_worker_whose_own_fault_it_may_be_waits_three_seconds_for_an_order_to_
     assert (code, words(said), waits(said), faults(said)) == (0, [], [None, 3.0], [str(error)])
 
 
+class Mute(RuntimeError):
+    """A user's own, whose text fails."""
+
+    def __str__(self) -> str:
+        raise AttributeError("absent")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(Mute(), "(its text fails with AttributeError)"), (RuntimeError("of \udcff"), "of \\udcff")],
+    ids=["fails", "no text"],
+)
+def test_an_error_whose_text_fails_or_is_none_is_said_as_far_as_a_message_can_carry_it(
+    run: Any, error: Exception, text: str
+) -> None:
+    """Another error came in its place, and the worker ended without a fault."""
+    said, code = run([error, 0])
+    assert (code, faults(said)) == (0, [text])
+
+
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("a group is gone"), Retryable("no")])
 def test_whatever_breaks_in_a_world_that_is_over_is_excused_by_its_end(run: Any, error: Exception) -> None:
     said, code = run([error, 0], over=[1])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from coxswain.config import CustomModel, ModelConfig
-from coxswain.errors import Refused
+from coxswain.errors import Refused, text_of
 from coxswain.holdings import ParameterSpec
 from coxswain.models import parameter_specs
 from coxswain_train.model.custom_faults import (
@@ -167,7 +167,7 @@ def _way(module: str) -> str:
 
 
 def _line(error: BaseException) -> str:
-    text = str(error).partition("\n")[0][:300]
+    text = text_of(error).partition("\n")[0][:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

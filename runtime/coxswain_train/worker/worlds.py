@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch.distributed
 
-from coxswain.errors import CoxswainError, Retryable, Stale
+from coxswain.errors import CoxswainError, Retryable, Stale, text_of
 from coxswain_train.parallel.process_groups import WorldAborter, leave_world
 from coxswain_train.worker.assignments import Assignment, AssignmentChannel
 from coxswain_train.worker.release import free_world, without_frames
@@ -91,16 +91,16 @@ def _may_pass(error: Exception, over: bool) -> bool:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether device or host have refused an allocation: no peer and no abort causes that."""
     kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and _NO_HOST_MEMORY in str(error))
+    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and _NO_HOST_MEMORY in text_of(error))
 
 
 def is_lost_peer(error: Exception) -> bool:
     """Whether an error says that a peer of the world is gone, or the world is over; else the fault may be this worker's own."""
-    if _OWN_FAULT in str(error):
+    if _OWN_FAULT in text_of(error):
         return False
     if isinstance(error, (Stale, StateNotTaken, torch.distributed.DistError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
+    return isinstance(error, RuntimeError) and any(words in text_of(error) for words in _LOST_PEER)
 
 
 def _end(assignment: Assignment, ended: Fault | None) -> CoxswainError:
@@ -115,5 +115,5 @@ def _end(assignment: Assignment, ended: Fault | None) -> CoxswainError:
 
 def _first_line(error: Exception) -> str:
     """One line of an error; where memory was short, behind what makes a step need less of it."""
-    line = _OF_GLOO.sub("", (str(error) or type(error).__name__)[:500].partition("\n")[0])
+    line = _OF_GLOO.sub("", (text_of(error) or type(error).__name__)[:500].partition("\n")[0])
     return _LESS_MEMORY + line if is_out_of_memory(error) else line

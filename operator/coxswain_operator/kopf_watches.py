@@ -131,7 +131,7 @@ async def _kopf(
         await asyncio.sleep(random.uniform(0.1, doubled(failures + 1, 0.5, LONGEST_PAUSE)))
 
 
-def tells_more(record: logging.LogRecord) -> bool:
+def adds_words(record: logging.LogRecord) -> bool:
     """A filter of the log: False for the trace of a task of kopf that has failed, one for each; `_kopf` says why in a line.
 
     asyncio logs those of kopf's tasks that kopf forgets.

@@ -31,7 +31,7 @@ from coxswain_operator.cluster import Conflict
 from coxswain_operator.controller import Controller
 from coxswain_operator.health import HealthStatus, LoopLag, serve_health
 from coxswain_operator.jobcontrol import HttpJobControl
-from coxswain_operator.kopf_watches import run_watches, tells_more
+from coxswain_operator.kopf_watches import adds_words, run_watches
 from coxswain_operator.kubernetes import Connection, KubernetesCluster, find_access
 from coxswain_operator.kubernetes.connection import AuthorityChanged
 from coxswain_operator.kubernetes.discovery import find_gang_backend
@@ -92,7 +92,7 @@ def main(
     for chatty in ("httpx", "kopf"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(tells_more)
+        handler.addFilter(adds_words)
     try:
         settings = Settings(
             data_image, train_image, pull_policy, prometheus_namespace=prometheus_namespace,

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from coxswain.errors import Refused
 from coxswain_operator.local import LocalCluster
 from tests.local.pods import container, pod, run_to_end, terminated, until, until_gone
 
@@ -262,3 +263,15 @@ async def test_a_pod_that_cannot_run_for_any_other_reason_says_so(cluster):
     status = await run_to_end(cluster, pod(main, volumes=[{"name": "v", "hostPath": {"path": "/a\0b"}}]))
     assert (status["phase"], status["reason"]) == ("Failed", "PodUnusable")
     assert status["message"].startswith("ValueError: ")
+
+
+async def test_a_folder_of_the_users_own_named_volumes_is_not_deleted_but_refuses_the_work_directory(tmp_path):
+    """`--workdir .` is such a folder. It is refused as often as it is tried."""
+    own = tmp_path / "volumes" / "own.txt"
+    own.parent.mkdir()
+    own.write_text("dear")
+    for _ in range(2):
+        with pytest.raises(Refused, match=f"{own.parent} is there, which no run has made; choose another --workdir"):
+            async with LocalCluster(tmp_path):
+                pass
+    assert own.read_text() == "dear"

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 
-from coxswain_operator.kopf_watches import run_watches, tells_more
+from coxswain_operator.kopf_watches import adds_words, run_watches
 from coxswain_operator.kubernetes import KubernetesCluster
 from coxswain_operator.kubernetes.access import Access
 
@@ -35,7 +35,7 @@ class Said(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.addFilter(tells_more)
+        self.addFilter(adds_words)
         self.records: list[logging.LogRecord] = []
         self.came = asyncio.Event()
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from coxswain.errors import Refused
 from coxswain.lines import drop_torn_line
 from coxswain.names import LABEL_JOB_UID
 from coxswain_operator.children.common import controller_of
@@ -65,7 +66,7 @@ class LocalCluster:
         self._addresses = Addresses(str(self.workdir))
         self._lock = lock_folder(self.workdir, self._lock_seconds)
         try:
-            shutil.rmtree(self.workdir / "volumes", ignore_errors=True)  # of pods of a killed run
+            self._clear_volumes()
             self._objects = Objects(self.workdir / "cluster", self._clock, self._failed)
             self._end_left_processes()
             self._finish_deletions()
@@ -256,6 +257,15 @@ class LocalCluster:
             key, uid = doomed.pop()
             self._objects.remove(key)
             doomed += self._objects.owned_by(uid)
+
+    def _clear_volumes(self) -> None:
+        """Of pods of a killed run. Where no pod was ever stored, a folder of that name is the user's own."""
+        volumes = self.workdir / "volumes"
+        if (self.workdir / "cluster" / "Pod").is_dir():
+            shutil.rmtree(volumes, ignore_errors=True)
+        elif os.path.lexists(volumes):
+            message = f"{self.workdir} cannot be a work directory: {volumes} is there, which no run has made"
+            raise Refused("WorkdirUnusable", f"{message}; choose another --workdir")
 
     def _end_left_processes(self) -> None:
         """Of a killed run: those that its pods have put in sessions of their own."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from docs.tools import placement
+from docs.tools import loading, placement
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -22,7 +22,7 @@ def read() -> dict[str, Result]:
 def rows(results: dict[str, Result]) -> list[tuple[str, str, str, str]]:
     """What was measured (with the better direction), ours, the rival's, and the key of the result."""
     return [*_operator(results["operator-scale"]), *_engine(results["engine"]), *placement.rows(results),
-            *_balances(results["hdp-cpu"]), *_recovery(results["recovery"])]  # fmt: skip
+            *_balances(results["hdp-cpu"]), *_loading(results["loading"]), *_recovery(results["recovery"])]  # fmt: skip
 
 
 def table(results: dict[str, Result]) -> str:
@@ -100,6 +100,24 @@ def _balances(result: Result) -> list[tuple[str, str, str, str]]:
     error = f"median error of a step's prediction: {off:.0f} % at most"
     what = f"↑ Tokens a second of four real replicas on long-tailed text ({error})"
     return [(what, f"{ours:,.0f}", ", ".join(f"{name} {each:,.0f}" for name, each in of.items()), "hdp-cpu")]
+
+
+def _loading(result: Result) -> list[tuple[str, str, str, str]]:
+    """Tokens a second of one rank, and which systems go on exactly behind their own state with other ranks."""
+    rows = loading.medians(result["figures"]["rows"])
+    exact = {row.pop("system"): set(row.values()) == {"same"} for row in map(dict, result["figures"]["resumes"])}
+
+    def row(what: str, of: dict[str, str]) -> tuple[str, str, str, str]:
+        ours, *peers = (name for name in of if name in exact)
+        return what, of[ours], ", ".join(f"{loading.NAMES[name]} {of[name]}" for name in peers), "loading"
+
+    def speed(sources: int) -> tuple[str, str, str, str]:
+        here = [row for row in rows if row["case"] == f"{sources} sources, 1 ranks" and "tokens" in row]
+        what = f"↑ Tokens a second that one rank reads with two workers, {sources} sources"
+        return row(what, {each["system"]: f"{each['tokens']:,.0f}" for each in here})
+
+    what = "A loader goes on behind its own state, with as many ranks and workers and with others"
+    return [speed(2), speed(64), row(what, {name: "yes" if same else "no" for name, same in exact.items()})]
 
 
 def _recovery(result: Result) -> list[tuple[str, str, str, str]]:

@@ -155,11 +155,11 @@ async def test_a_coordinator_with_an_answer_of_any_length_does_not_fill_the_oper
 
 async def test_a_coordinator_with_a_packed_answer_of_any_length_does_not_fill_the_operators_memory() -> None:
     """65 kB that unpack to 64 MiB, and where they are packed twice to a thousand times that: the operator would be killed."""
-    packed = gzip.compress(b" " * 2**26, 9)
+    packed, asked = gzip.compress(b" " * 2**26, 9), list[bytes]()
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(head.encode() + packed)
         await writer.drain()
         writer.close()
@@ -172,6 +172,8 @@ async def test_a_coordinator_with_a_packed_answer_of_any_length_does_not_fill_th
                 assert tracemalloc.get_traced_memory()[1] < 2 * MOST_BYTES
             finally:
                 tracemalloc.stop()
+    assert asked
+    assert all(b"accept-encoding: identity\r\n" in head.lower() for head in asked)  # none is to pack its answer
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,16 @@ def test_keys_are_in_the_order_of_their_bytes(at) -> None:
     assert [found.path for found in at(Server).list()] == ordered
 
 
+@pytest.mark.timeout(30)
+def test_a_server_whose_pages_hold_nothing_but_the_mark_of_the_uri_is_refused_instead_of_asked_for_ever(at) -> None:
+    class Same(Portal):
+        body = listing([""] * 1000)
+
+    with pytest.raises(Refused) as caught:
+        at(Same).list()
+    assert caught.value.reason == "ListingUnordered"
+
+
 def bucket(names: list[str]) -> type[Portal]:
     """A server that lists these keys by `start-after`, as S3 does: a page of a thousand at a time."""
 
